@@ -2,8 +2,9 @@
 
     python -m recipes.real_models.figure
 
-draws answers against the share of the cache that is kept, with 95 % intervals, to
-docs/results/qwen2.5-coder.png: equal counts on the left, budgets that heads share on the right.
+draws right answers to docs/results/qwen2.5-coder.png: on the left against the share of the cache
+that is kept, with 95 % intervals; on the right against the length of the context, without, since a
+length has one to three prompts of a task.
 """
 
 from __future__ import annotations
@@ -11,78 +12,74 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 NUMBERS, OUT = Path("benchmarks/results/qwen2.5-coder"), Path("docs/results/qwen2.5-coder.png")
-BUDGETS = ["6.25%", "12.5%", "25%", "50%"]
-TRAINED, BUNDLED = "kvp, trained on these kinds of task", "kvp, not trained on them"
-KEYDIFF, SHARED = "KeyDiff", "+global, unprotected"
-Source = tuple[str, str, str]
-"""File, method and setting."""
-PANELS: dict[str, dict[str, list[Source]]] = {
-    "Every head keeps equally many tokens (vLLM, llama.cpp)": {
-        TRAINED: [("equal-counts", "kvp/tasks", "protected")],
-        BUNDLED: [("equal-counts", "kvp/general", "protected")],
-        KEYDIFF: [("equal-counts", "keydiff", "protected")],
-        "first and last tokens (StreamingLLM)": [("ruler", "streaming_llm", "unprotected")],
-    },
-    "Every head keeps its share of one budget (transformers)": {
-        TRAINED: [("trained", "kvp", SHARED)],
-        BUNDLED: [("ruler", "kvp", SHARED)],
-        "ContrastKV, reads the context twice": [("ruler", "contrastkv", f"beta=0, {SHARED}")],
-        "KVzip, reads the context twice": [("ruler", "kvzip", SHARED)],
-        "KVzip as published, without a safeguard per head": [
-            ("published", "kvzip", "+global:kvzip, unprotected")
-        ],
-        "KVzap, trained here": [("trained", "kvzap", SHARED)],
-        KEYDIFF: [("ruler", "keydiff", SHARED)],
-        "SnapKV, the better of two settings": [
-            ("ruler", "snapkv", "window=64,kernel=31, +ada, unprotected"),
-            ("snapkv-global", "snapkv", f"kernel=31, {SHARED}"),
-        ],
-    },
+BUDGETS, LENGTHS = ["6.25%", "12.5%", "25%", "50%"], [2048, 4096, 8192, 16384, 32640]
+SHARED, ADA = "+global, unprotected", "+ada, unprotected"
+LINES = {
+    "full cache": ("full", None, "#777777", ":", 1.2),
+    "kvp, shared budget": ("kvp", SHARED, "#D55E00", "o-", 2.4),
+    "kvp, equal counts": ("kvp", "unprotected", "#D55E00", "o--", 1.6),
+    "ContrastKV, reads the context twice": (
+        "contrastkv",
+        f"beta=0, {SHARED}",
+        "#882255",
+        "D-",
+        1.2,
+    ),
+    "KVzip, reads the context twice": ("kvzip", SHARED, "#332288", "v-", 1.2),
+    "KeyDiff, shared budget": ("keydiff", SHARED, "#0072B2", "P-", 1.2),
+    "KeyDiff, equal counts": ("keydiff", "unprotected", "#0072B2", "P--", 1.2),
+    "Expected Attention": ("expected_attention", f"epsilon=0.1, {ADA}", "#44AA99", "^-", 1.2),
+    "SnapKV": ("snapkv", f"window=64,kernel=31, {ADA}", "#999933", "X-", 1.2),
+    "first and last tokens (StreamingLLM)": ("streaming_llm", "unprotected", "#777777", "*-", 1.2),
 }
-"""Lines of each panel, which are the rows of README's table; of several sources the best."""
-STYLES = dict(
-    zip(
-        dict.fromkeys(label for lines in PANELS.values() for label in lines),
-        [("#8C2D04", "s-", 2.4), ("#D55E00", "o-", 2.4), ("#0072B2", "P-", 1.2),
-         ("#777777", "*-", 1.2), ("#882255", "D--", 1.2), ("#332288", "v--", 1.2),
-         ("#332288", "1:", 1.2), ("#44AA99", "^-", 1.2), ("#999933", "X-", 1.2)],
-        strict=True,
-    )
-)  # fmt: skip
-"""Colour, marker with line, and width."""
+"""Method, setting, colour, marker with line, and width."""
 
 
-def read_line(sources: list[Source]) -> pd.DataFrame:
-    """Right answers in % by budget, with their interval: estimate, low, high."""
-    found = []
-    for file, method, setting in sources:
-        rows = pd.read_csv(NUMBERS / f"{file}.csv").query("task == 'all'")
-        found.append(rows[(rows["method"] == method) & (rows["setting"] == setting)])
-    best = pd.concat(found).sort_values("estimate").drop_duplicates("budget", keep="last")
-    best = best.set_index("budget")[["estimate", "low", "high"]] * 100
-    return best.loc[[budget for budget in BUDGETS if budget in best.index]]
+def read_numbers() -> pd.DataFrame:
+    """Right answers by task and over all tasks in %, with intervals, of the lengths measured."""
+    files = {length: NUMBERS / f"length-{length}.csv" for length in LENGTHS}
+    frames = {length: pd.read_csv(file) for length, file in files.items() if file.exists()}
+    rows = pd.concat(frames, names=["length"]).reset_index("length")
+    rows[["estimate", "low", "high"]] *= 100
+    return rows
 
 
-def main() -> None:
-    """Draw the figure."""
-    figure = Figure(figsize=(9.6, 4.6), layout="constrained")
-    ruler = pd.read_csv(NUMBERS / "ruler.csv").query("task == 'all'")
-    full = 100 * ruler[ruler["method"] == "full"]["estimate"].item()
-    drawn = {}
-    for panel, (title, lines) in zip(
-        figure.subplots(1, 2, sharey=True), PANELS.items(), strict=True
-    ):
-        for place, (label, sources) in enumerate(lines.items()):
-            rows = read_line(sources)
-            color, marks, width = STYLES[label]
-            drawn[label] = panel.errorbar(
-                [2 ** BUDGETS.index(b) * 1.02 ** (place - len(lines) / 2) for b in rows.index],
-                rows["estimate"],
-                [rows["estimate"] - rows["low"], rows["high"] - rows["estimate"]],
+def shared_means(rows: pd.DataFrame) -> pd.DataFrame:
+    """Means over the tasks that count at every length, without intervals."""
+    rows = rows[rows["task"] != "all"]
+    counted = rows[~rows["apart"]].groupby("task")["length"].nunique()
+    rows = rows[rows["task"].isin(counted.index[counted == rows["length"].nunique()])]
+    same = ["length", "method", "setting", "budget"]
+    means = rows.groupby(same, dropna=False)["estimate"].mean().reset_index()
+    return means.assign(low=means["estimate"], high=means["estimate"])
+
+
+def read_line(rows: pd.DataFrame, label: str, column: str) -> pd.DataFrame:
+    """The numbers of one line by the values of `column`."""
+    method, setting, *_ = LINES[label]
+    chosen = rows["setting"].isna() if setting is None else rows["setting"] == setting
+    return rows[(rows["method"] == method) & chosen].set_index(column)
+
+
+def draw_panel(panel: Axes, rows: pd.DataFrame, column: str, ticks: list, label: str) -> list:
+    """Draw every line against `ticks`, the values of `column`; returns what the legend shows."""
+    drawn = []
+    for place, (name, (method, _, color, marks, width)) in enumerate(LINES.items()):
+        line = read_line(rows, name, column)
+        if method == "full" and column == "budget":
+            drawn.append(panel.axhline(line["estimate"].item(), color=color, linestyle=marks))
+            continue
+        line = line.loc[[tick for tick in ticks if tick in line.index]]
+        drawn.append(
+            panel.errorbar(
+                [2 ** ticks.index(tick) * 1.02 ** (place - len(LINES) / 2) for tick in line.index],
+                line["estimate"],
+                [line["estimate"] - line["low"], line["high"] - line["estimate"]],
                 fmt=marks,
                 color=color,
                 linewidth=width,
@@ -90,18 +87,31 @@ def main() -> None:
                 capsize=2,
                 markersize=5,
             )
-        drawn["full cache"] = panel.axhline(full, color="#777777", linestyle=":")
-        panel.set(xscale="log", ylim=(0, 100), xlabel="share of the cache that is kept")
-        panel.set_title(title, fontsize=10)
-        panel.set_xticks([1, 2, 4, 8], BUDGETS)
-        panel.xaxis.set_minor_locator(NullLocator())
-        panel.grid(color="#e4e4e4")
-        panel.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].set_ylabel("right answers, %")
+        )
+    panel.set(xscale="log", ylim=(0, 100), xlabel=label)
+    names = [tick if isinstance(tick, str) else f"{tick:,}" for tick in ticks]
+    panel.set_xticks([2**place for place in range(len(ticks))], names)
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.grid(color="#e4e4e4")
+    panel.spines[["top", "right"]].set_visible(False)
+    return drawn
+
+
+def main() -> None:
+    """Draw the figure."""
+    figure = Figure(figsize=(9.6, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    rows = read_numbers()
+    short = rows[(rows["length"] == LENGTHS[0]) & (rows["task"] == "all")]
+    kept = shared_means(rows[rows["budget"].isin(["full", "12.5%"])])
+    draw_panel(left, short, "budget", BUDGETS, "share of the cache that is kept, 2,048 tokens")
+    lengths = [length for length in LENGTHS if length in set(rows["length"])]
+    label = "tokens of a context, 12.5 % kept, tasks of all lengths"
+    drawn = draw_panel(right, kept, "length", lengths, label)
+    left.set_ylabel("right answers, %")
     figure.legend(
-        list(drawn.values()), list(drawn), loc="outside lower center", ncols=3, frameon=False,
-        fontsize=9,
-    )  # fmt: skip
+        drawn, list(LINES), loc="outside lower center", ncols=3, frameon=False, fontsize=9
+    )
     figure.savefig(OUT, dpi=150, metadata={"Software": None})
 
 

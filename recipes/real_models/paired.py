@@ -1,12 +1,12 @@
 """Differences of one setting from all others, paired by prompt, corrected over all of them (Holm).
 
-    python -m recipes.real_models.paired OUT.csv LEAD TASKS all|rivals FOLDER ...
+    python -m recipes.real_models.paired OUT.csv LEAD FOLDER
 
 LEAD is the setting that others are taken from, such as kvp/general+global: method, policy, options
-and allocator. TASKS, comma separated, are those of the mean. `rivals` leaves out the full cache and
-policies. The FOLDERs are results of the same prompts. OUT.csv has every other setting at every
-budget: the difference of accuracy (0 to 1), its 95 % interval, the p value, and whether it differs
-from 0 at 5 % after correction.
+and allocator. FOLDER are results; differences are over the tasks that their means have (those whose
+rows in `summary()` are not apart). OUT.csv has every other setting at every budget: the difference
+of accuracy (0 to 1), its 95 % interval, the p value, and whether it differs from 0 at 5 % after
+correction.
 """
 
 from __future__ import annotations
@@ -20,22 +20,17 @@ from eval.results.stats import holm, paired_difference, prompt_values
 from kvp import read_results
 
 
-def main(out: str, lead: str, tasks: str, others: str, *folders: str) -> None:
+def main(out: str, lead: str, folder: str) -> None:
     """Write OUT.csv and print it."""
-    frames = [pd.DataFrame(read_results(folder)) for folder in folders]
-    rows = pd.concat(frames, ignore_index=True)
-    rows = rows[rows["task"].isin(tasks.split(","))]
+    results = read_results(folder)
+    summary, rows = results.summary(), pd.DataFrame(results)
+    rows = rows[rows["task"].isin(summary[~summary["apart"]]["task"])]
     rows = rows.astype(object).where(rows.notna(), None)
     groups = {name: name or "" for name in rows["policy"]}
     rows["setting"] = [MethodSetting.of(row, groups).label for row in rows.to_dict("records")]
-    rows = rows.drop_duplicates(["setting", "budget_spec", "task", "example"])
-    if others == "rivals":
-        rows = rows[(rows["setting"] == lead) | ~rows["method"].isin(["full", "kvp"])]
     full = rows[rows["method"] == "full"]
     found = []
     for budget, at in rows[rows["method"] != "full"].groupby("budget_spec", sort=False):
-        if lead not in set(at["setting"]) or budget == "own":
-            continue
         ours = prompt_values(at[at["setting"] == lead].to_dict("records"))
         for setting, of in pd.concat([at, full]).groupby("setting"):
             if setting != lead:
@@ -54,6 +49,6 @@ def main(out: str, lead: str, tasks: str, others: str, *folders: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 6:
+    if len(sys.argv) != 4:
         sys.exit(__doc__)
     main(*sys.argv[1:])

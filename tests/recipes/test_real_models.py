@@ -15,13 +15,13 @@ RECIPE = ROOT / "recipes" / "real_models" / "tables.sh"
 NUMBERS = ROOT / "benchmarks/results/qwen2.5-coder"
 TRIED = {"lookups"}
 """Holds policies that were tried on the way, too."""
-PAIRED = sorted(path.stem for path in (ROOT / "benchmarks/results").rglob("*paired.csv"))
+PAIRED = sorted(path.stem for path in NUMBERS.glob("length-*-paired.csv"))
 NAMES = re.findall(r"^    ([a-z][a-z0-9| -]*)\) ?", RECIPE.read_text(), flags=re.MULTILINE)
 
 
 @pytest.fixture
 def stubs(tmp_path):
-    for name in ("kvp-eval", "kvp-collect", "kvp-evolve", "kvp-train", "kvp", "python"):
+    for name in ("kvp-eval", "python"):
         program = tmp_path / name
         program.write_text(
             '#!/bin/sh\n[ "$RANK" != 1 ] || exit 0\nfor given in "$@"; do echo "$given"; done\n'
@@ -52,14 +52,7 @@ TABLES = sorted({name.strip() for of in NAMES for name in of.split("|")})
 @pytest.mark.parametrize("table", TABLES)
 def test_a_table_names_what_it_needs(table, command):
     arguments = command(table)
-    assert "models/qwen2.5-coder-0.5b-instruct" in arguments or table in PAIRED
-
-
-def test_two_processes_train_the_heads_and_their_parts_become_a_policy(command):
-    arguments = command("tasks")
-    assert arguments[arguments.index("--heads") + 1] == "auto"
-    parts = arguments[arguments.index("--steps") + 3]
-    assert arguments[-5:-1] == ["merge", "--shards", parts, "--out"]
+    assert "models/qwen2.5-coder-0.5b-instruct" in arguments
 
 
 def _values(arguments, flag):
@@ -84,53 +77,30 @@ def test_a_table_has_no_method_or_policy_that_its_command_does_not_make(table, c
     assert {method.split("+")[0] for method in rows} <= methods
 
 
-def _label(row, policies):
+def _label(row):
     """How paired.py names the setting of a row of a table."""
     parts = [] if pd.isna(row["setting"]) else row["setting"].split(", ")
     options = [
         part for part in parts if part[0] != "+" and part not in ("protected", "unprotected")
     ]
-    method = f"kvp/{policies[0]}" if row["method"] == "kvp" else row["method"]
+    method = "kvp/general" if row["method"] == "kvp" else row["method"]
     allocator = "".join(part for part in parts if part[0] == "+")
     return method + "".join(f"({option})" for option in options) + allocator
 
 
-def _means(tables, tasks, command):
-    """Means over the tasks, by setting, budget and number of prompts."""
-    means = {}
-    for table in tables:
-        policies = _policies(command(table))
-        rows = pd.read_csv(NUMBERS / f"{table}.csv")
-        rows = rows[rows["task"].isin(tasks)]
-        rows["label"] = [_label(row, policies) for _, row in rows.iterrows()]
-        for (label, budget), of in rows.groupby(["label", "budget"]):
-            assert len(of) == len(tasks), (table, label)
-            means[label, budget, int(of["n"].sum())] = of["estimate"].mean()
-    return means
-
-
 @pytest.mark.parametrize("table", PAIRED)
 def test_differences_are_those_of_the_tables_beside_them(table, command):
-    """What a difference and the other's mean add up to is the mean of the leading setting.
-
-    In one of the tables that is of more prompts; then all the others must add up to the same.
-    """
-    _, _, _, lead, tasks, _, *folders = command(table)
-    means = _means([Path(folder).name for folder in folders], tasks.split(","), command)
-    prompts = min(n for *_, n in means)
-    for budget, rows in pd.read_csv(NUMBERS / f"{table}.csv").groupby("budget"):
-        others = [
-            (label, "full" if label == "full" else budget, prompts) for label in rows["minus"]
-        ]
-        sums = [
-            difference + means[other]
-            for other, difference in zip(others, rows["difference"], strict=True)
-            if other in means
-        ]
-        assert len(sums) >= len(rows) - 1
-        assert sums == pytest.approx(
-            [means.get((lead, budget, prompts), sums[0])] * len(sums), abs=2e-4
-        )
+    """What a difference and the other's mean add up to is the mean of the leading setting."""
+    rows = pd.read_csv(NUMBERS / f"{table.removesuffix('-paired')}.csv")
+    rows = rows[rows["task"] == "all"]
+    rows["label"] = [_label(row) for _, row in rows.iterrows()]
+    means = {(row["label"], row["budget"]): row["estimate"] for _, row in rows.iterrows()}
+    _, _, _, lead, _ = command(table)
+    for budget, differences in pd.read_csv(NUMBERS / f"{table}.csv").groupby("budget"):
+        assert len(differences) == sum(at == budget for _, at in means)  # and the full cache
+        for row in differences.to_dict("records"):
+            other = means[row["minus"], "full" if row["minus"] == "full" else budget]
+            assert row["difference"] + other == pytest.approx(means[lead, budget], abs=2e-4)
 
 
 def _cells(line):
@@ -140,13 +110,12 @@ def _cells(line):
 def test_readme_and_the_figure_show_the_same_rows(monkeypatch):
     monkeypatch.chdir(ROOT)
     results = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Results\n")[1]
-    table = [_cells(line) for line in results.split("\n\n")[1].splitlines()]
-    assert [share.split(" %")[0] for share in table[0][2:]] == [
-        b.rstrip("%") for b in figure.BUDGETS
-    ]
-    for heads, lines in zip(("equally many", "its share"), figure.PANELS.values(), strict=True):
-        rows = [row for row in table if row[1] == heads]
-        for row, (label, sources) in zip(rows, lines.items(), strict=True):
-            assert row[0].replace("*", "").startswith(label)
-            shown = figure.read_line(sources)["estimate"].reindex(figure.BUDGETS)
-            assert row[2:] == ["" if pd.isna(value) else f"{value:.0f}" for value in shown], label
+    head, _, *table = [_cells(line) for line in results.split("\n\n")[1].splitlines()]
+    assert [share.split(" %")[0] for share in head[1:]] == [b.rstrip("%") for b in figure.BUDGETS]
+    numbers = figure.read_numbers()
+    numbers = numbers[(numbers["length"] == figure.LENGTHS[0]) & (numbers["task"] == "all")]
+    assert [row[0].strip("*") for row in table] == list(figure.LINES)
+    for (label, *cells), name in zip(table, figure.LINES, strict=True):
+        budgets = len(figure.BUDGETS) * ["full"] if label == "full cache" else figure.BUDGETS
+        shown = figure.read_line(numbers, name, "budget")["estimate"][budgets]
+        assert cells == [f"{value:.0f}" for value in shown], label

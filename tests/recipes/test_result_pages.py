@@ -15,32 +15,36 @@ ROOT = Path(__file__).parents[2]
 PAGES, NUMBERS = ROOT / "docs/results", ROOT / "benchmarks/results"
 CELL = re.compile(r"(-?[\d.]+)(?: \(([\d.]+) to ([\d.]+)\))?")
 FREE, GLOBAL, ADA = "unprotected", "+global, unprotected", "+ada, unprotected"
-FULL = ("ruler", "full", None)
 UNSEEN = {
-    "full cache": FULL,
+    "full cache": ("full", None),
+    "kvp, global": ("kvp", GLOBAL),
+    "kvp, equal counts": ("kvp", FREE),
+    "ContrastKV, global, reads twice": ("contrastkv", f"beta=0, {GLOBAL}"),
+    "KVzip, global, reads twice": ("kvzip", GLOBAL),
+    "KeyDiff, global": ("keydiff", GLOBAL),
+    "KeyDiff, equal counts": ("keydiff", FREE),
+    "Expected Attention, ada": ("expected_attention", f"epsilon=0.1, {ADA}"),
+    "SnapKV, ada": ("snapkv", f"window=64,kernel=31, {ADA}"),
+    "StreamingLLM (null)": ("streaming_llm", FREE),
+}
+"""Methods and settings of the tables over length."""
+TRAINED = {
+    "full cache": ("ruler", "full", None),
     "kvp, trained on these tasks, global": ("trained", "kvp", GLOBAL),
     "kvp, trained on these tasks, equal counts": ("trained", "kvp", FREE),
-    "kvp, bundled, global": ("ruler", "kvp", GLOBAL),
-    "kvp, bundled, equal counts": ("ruler", "kvp", FREE),
     "ContrastKV, global, reads twice": ("ruler", "contrastkv", f"beta=0, {GLOBAL}"),
     "KVzip, global, reads twice": ("ruler", "kvzip", GLOBAL),
-    "KVzap, global": ("trained", "kvzap", GLOBAL),
     "KeyDiff, global": ("ruler", "keydiff", GLOBAL),
-    "KeyDiff, equal counts": ("ruler", "keydiff", FREE),
-    "Expected Attention, ada": ("ruler", "expected_attention", f"epsilon=0.1, {ADA}"),
-    "SnapKV (window 64, kernel 31), ada": ("ruler", "snapkv", f"window=64,kernel=31, {ADA}"),
-    "SnapKV (kernel 31), global, not tested": ("snapkv-global", "snapkv", f"kernel=31, {GLOBAL}"),
-    "kvp, trained on these tasks": ("equal-counts", "kvp/tasks", "protected"),
-    "kvp, bundled": ("equal-counts", "kvp/general", "protected"),
-    "KeyDiff": ("equal-counts", "keydiff", "protected"),
-    "kvp, budgets per layer, equal counts inside": ("ruler", "kvp", "+layers, unprotected"),
-    "kvp+ada": ("ruler", "kvp", ADA),
-    "KVzip, equal counts": ("trained", "kvzip", FREE),
+    "KVzap, global": ("trained", "kvzap", GLOBAL),
     "KVzap, equal counts": ("trained", "kvzap", FREE),
-    "H2O": ("ruler", "h2o", ADA),
-    "StreamingLLM (null)": ("ruler", "streaming_llm", FREE),
+    "KVzip, equal counts": ("trained", "kvzip", FREE),
+    "KVzip as published (global:kvzip)": ("published", "kvzip", "+global:kvzip, unprotected"),
+    "ContrastKV as published (global:kvzip)":
+        ("published", "contrastkv", "beta=0, +global:kvzip, unprotected"),
+    "SnapKV (kernel 31), global": ("snapkv-global", "snapkv", f"kernel=31, {GLOBAL}"),
+    "H2O, default, ada": ("ruler", "h2o", ADA),
     "random_pinned (null)": ("ruler", "random_pinned", FREE),
-}
+}  # fmt: skip
 SEEN = {
     "full cache": ("seen-trained", "full", None),
     "kvp, trained on these tasks, equal counts": ("seen-trained", "kvp", FREE),
@@ -49,8 +53,6 @@ SEEN = {
     "ContrastKV, global, reads twice": ("seen-rivals", "contrastkv", f"beta=0, {GLOBAL}"),
     "KVzip, global, reads twice": ("seen-rivals", "kvzip", GLOBAL),
     "KeyDiff, global": ("seen-rivals", "keydiff", GLOBAL),
-    "kvp+global, the bundled policy": ("seen", "kvp/general", GLOBAL),
-    "kvp, the bundled policy, equal counts everywhere": ("seen", "kvp/general", FREE),
     "SnapKV as published": ("seen", "snapkv", "paper, unprotected"),
     "PyramidKV, SnapKV's scores": ("seen", "snapkv", "paper, +pyramid, unprotected"),
     "Expected Attention (epsilon=0.1), ada": ("seen", "expected_attention", f"epsilon=0.1, {ADA}"),
@@ -66,9 +68,9 @@ ROWS = {
     "KeyDiff, global": ("keydiff", "+global, {}"),
     "Expected Attention, ada": ("expected_attention", "epsilon=0.1, +ada, {}"),
     "SnapKV, ada": ("snapkv", "window=64,kernel=31, +ada, {}"),
+    "StreamingLLM (null)": ("streaming_llm", "{}"),
 }
 """The same methods in several files."""
-LENGTHS = ("ruler-4096", "long", "long-16384")
 
 
 @cache
@@ -105,33 +107,53 @@ def _check(cell, file, method, setting, budget, scale, protocol="query_agnostic"
 
 @pytest.mark.parametrize(
     ("page", "number", "known"),
-    [("qwen2.5-coder.md", 0, UNSEEN), ("qwen2.5-coder.md", 1, UNSEEN),
-     ("qwen2.5-coder.md", 2, SEEN), ("qwen2.5-coder_details.md", 0, UNSEEN),
+    [("qwen2.5-coder.md", 0, UNSEEN), ("qwen2.5-coder.md", 3, TRAINED),
+     ("qwen2.5-coder.md", 4, SEEN), ("qwen2.5-coder_details.md", 0, TRAINED),
      ("qwen2.5-coder_details.md", 2, SEEN)],
 )  # fmt: skip
 def test_answers_by_budget(page, number, known):
     (_, *budgets), rows = _table(page, number)
     protocol = "query_aware" if known is SEEN else "query_agnostic"
     for label, *cells in rows:
-        file, method, setting = known[label]
+        *file, method, setting = known[label]
+        (file,) = file or ["length-2048"]
         for budget, cell in zip(budgets, cells, strict=True):
             at = "full" if method == "full" else budget.replace(" ", "")
             if cell:
                 _check(cell, f"qwen2.5-coder/{file}", method, setting, at, 100, protocol)
 
 
-def test_answers_by_length():
-    for page, number, budgets in (
-        ("qwen2.5-coder.md", 3, ["12.5%"]),
-        ("qwen2.5-coder_details.md", 3, ["6.25%", "12.5%", "25%"]),
-    ):
-        for label, *cells in _table(page, number)[1]:
-            method, setting = ROWS[label]
-            places = [(file, budget) for file in LENGTHS for budget in budgets]
-            for (file, budget), cell in zip(places, cells, strict=True):
-                at = "full" if method == "full" else budget
-                chosen = setting and setting.format(FREE)
-                _check(cell, f"qwen2.5-coder/{file}", method, chosen, at, 100)
+@pytest.mark.parametrize(
+    ("page", "number"), [("qwen2.5-coder.md", 2), ("qwen2.5-coder_details.md", 3)]
+)
+def test_answers_by_length(page, number):
+    """A heading has a length, of the next ones as well, and a budget, 12.5 % without one."""
+    (_, *heads), rows = _table(page, number)
+    length, places = "", []
+    for head in heads:
+        length = "".join(re.findall(r"^([\d,]+)(?: tokens|:)", head)).replace(",", "") or length
+        budget = "".join(re.findall(r"([\d.]+) %$", head)) or "12.5"
+        places.append((f"length-{length}", f"{budget}%"))
+    for label, *cells in rows:
+        method, setting = UNSEEN[label]
+        for (file, budget), cell in zip(places, cells, strict=True):
+            at = "full" if method == "full" else budget
+            _check(cell, f"qwen2.5-coder/{file}", method, setting, at, 100)
+
+
+def test_answers_of_the_former_policy():
+    """Beside those of the bundled one, at two lengths."""
+    (_, *heads), rows = _table("qwen2.5-coder.md", 1)
+    budgets = [f"{re.findall(r'([0-9.]+) %', head)[0]}%" for head in heads]
+    places = list(zip([GLOBAL] * 3 + [FREE] * 3 + [GLOBAL] * 3 + [FREE] * 3, budgets, strict=True))
+    files = {
+        "bundled": [("shorter", "kvp/general"), ("length-2048", "kvp")],
+        "former": [("shorter", "kvp/old"), ("old-2048", "kvp")],
+    }
+    for label, *cells in rows:
+        for number, (cell, (setting, budget)) in enumerate(zip(cells, places, strict=True)):
+            file, method = files[label][number // 6]
+            _check(cell, f"qwen2.5-coder/{file}", method, setting, budget, 100)
 
 
 def test_other_tasks():
@@ -216,6 +238,5 @@ def test_minutes_on_the_card_are_those_of_the_recipe():
     minutes = pd.read_csv(NUMBERS / "qwen2.5-coder/recipe.csv")["minutes"].tolist()
     for card in ("policies/qwen2_5_coder/README.md", "recipes/real_models/card_qwen2.5.md"):
         text = " ".join((ROOT / card).read_text(encoding="utf-8").split())
-        parts = r"took (\d+) minutes .* traces ([\d.]+), training ([\d.]+), .* report ([\d.]+)\."
-        told = re.search(parts, text)
-        assert [float(number) for number in told.groups()] == [round(minutes[3]), *minutes[:3]]
+        told = re.search(r"took (\d+) minutes .* traces ([\d.]+) .*, training ([\d.]+)\.", text)
+        assert [float(number) for number in told.groups()] == [round(minutes[2]), *minutes[:2]]
