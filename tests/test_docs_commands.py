@@ -35,7 +35,8 @@ PAGES = [
 OTHER_FLAGS = {"extra-index-url", "nproc-per-node", "logdir", "help", "help_all", "config"} | {
     "print_config", "version", "lambda", "no-deps", "local-dir", "skip_evaluation", "to",
     "kv-transfer-config", "slot-save-path", "rows", "api-key", "build", "target",
-    "kv_cache_dtype", "cache-ram", "host", "port", "exclude", "block-size", "attention-backend", "told", "scale",
+    "kv_cache_dtype", "cache-ram", "host", "port", "exclude", "block-size", "attention-backend",
+    "told", "scale",
 }  # fmt: skip
 """Flags of other programs (pip, hf, vLLM, ...), recipes, finished studies and all of kvp's."""
 BENCHMARKS = "".join(path.read_text() for path in (ROOT / "benchmarks").rglob("*.py"))
