@@ -151,7 +151,7 @@ def build_methods(
     for method in methods:
         if (path := _tuned_path(method)) is not None:
             settings = load_settings(path)
-            _refuse_unnamed(settings, f"{method}", [*methods, *allocators])
+            _refuse_unnamed(settings, str(method), [*methods, *allocators])
             built += _tuned_methods(settings, policies, seed)
             continue
         scorer, rule = _sides(method)

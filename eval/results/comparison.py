@@ -21,7 +21,16 @@ import numpy as np
 
 from eval.results import stats
 from eval.results.folder import Results, describe_measure, unfinished_work
-from eval.results.records import FULL, LEARNED, ORACLE, SEEN, SELF_SIZED, group_by, policy_groups
+from eval.results.records import (
+    FULL,
+    LEARNED,
+    ORACLE,
+    SEEN,
+    SELF_SIZED,
+    UNIFORM,
+    group_by,
+    policy_groups,
+)
 from eval.results.settings import MethodSetting, budget_axis, budget_order, sort_families
 from eval.results.shapes import ResultsRow
 from eval.results.stats import Bounds, Interval, Scores, Unit
@@ -346,7 +355,7 @@ class Comparison:
             every,
             key=lambda item: (
                 families.index(item.family), item.variant != "auto", item.variant,
-                item.allocator != MethodSetting.allocator, item.allocator, not item.protected,
+                item.allocator != UNIFORM, item.allocator, not item.protected,
             ),
         )  # fmt: skip
 
@@ -460,7 +469,7 @@ class Comparison:
 
     def equal_counts(self, setting: MethodSetting) -> MethodSetting | None:
         """A policy's setting with as many tokens in every head, if run."""
-        equal = replace(setting, allocator=MethodSetting.allocator)
+        equal = replace(setting, allocator=UNIFORM)
         return equal if setting.method == LEARNED and equal in self.settings else None
 
     def over_null(self, setting: MethodSetting, spec: str) -> Interval | None:

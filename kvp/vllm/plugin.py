@@ -60,13 +60,14 @@ def configured_method(name: str) -> tuple[Scorer, Allocator | None]:
 def holds_uneven(config: VllmConfig) -> bool:
     """Whether this server's connector holds contexts whose heads keep different numbers of tokens.
 
-    It does where its policy has an allocator, or with `"uneven": true`, to load them alone.
+    It does where heads share the budget of its policy (`configured_method`), or with
+    `"uneven": true`, to load them alone.
     """
     transfer = config.kv_transfer_config
     if transfer is None or transfer.kv_connector_module_path != "kvp.vllm.connector":
         return False
     extra = transfer.kv_connector_extra_config
-    if extra.get("uneven") or "policy" not in extra:
-        return bool(extra.get("uneven"))
-    allocator = configured_method(str(extra["policy"]))[1]
+    if extra.get("uneven"):
+        return True
+    allocator = configured_method(str(extra["policy"]))[1] if "policy" in extra else None
     return allocator is not None and allocator.name != "uniform"

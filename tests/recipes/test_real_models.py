@@ -77,30 +77,67 @@ def test_a_table_has_no_method_or_policy_that_its_command_does_not_make(table, c
     assert {method.split("+")[0] for method in rows} <= methods
 
 
-def _label(row):
+def _label(row, policy="general"):
     """How paired.py names the setting of a row of a table."""
     parts = [] if pd.isna(row["setting"]) else row["setting"].split(", ")
     options = [
         part for part in parts if part[0] != "+" and part not in ("protected", "unprotected")
     ]
-    method = "kvp/general" if row["method"] == "kvp" else row["method"]
+    method = f"kvp/{policy}" if row["method"] == "kvp" else row["method"]
     allocator = "".join(part for part in parts if part[0] == "+")
     return method + "".join(f"({option})" for option in options) + allocator
 
 
+def _check_differences(differences, lead, means):
+    """What a difference and the other's mean add up to is the mean of the leading setting."""
+    for budget, rows in differences.groupby("budget"):
+        for row in rows.to_dict("records"):
+            other = means[row["minus"], "full" if row["minus"] == "full" else budget]
+            assert row["difference"] + other == pytest.approx(means[lead, budget], abs=2e-4)
+
+
 @pytest.mark.parametrize("table", PAIRED)
 def test_differences_are_those_of_the_tables_beside_them(table, command):
-    """What a difference and the other's mean add up to is the mean of the leading setting."""
     rows = pd.read_csv(NUMBERS / f"{table.removesuffix('-paired')}.csv")
     rows = rows[rows["task"] == "all"]
     rows["label"] = [_label(row) for _, row in rows.iterrows()]
     means = {(row["label"], row["budget"]): row["estimate"] for _, row in rows.iterrows()}
     _, _, _, lead, _ = command(table)
-    for budget, differences in pd.read_csv(NUMBERS / f"{table}.csv").groupby("budget"):
-        assert len(differences) == sum(at == budget for _, at in means)  # and the full cache
-        for row in differences.to_dict("records"):
-            other = means[row["minus"], "full" if row["minus"] == "full" else budget]
-            assert row["difference"] + other == pytest.approx(means[lead, budget], abs=2e-4)
+    differences = pd.read_csv(NUMBERS / f"{table}.csv")
+    for budget, rows in differences.groupby("budget"):
+        assert len(rows) == sum(at == budget for _, at in means)  # and the full cache
+    _check_differences(differences, lead, means)
+
+
+def test_differences_from_the_policy_trained_on_the_tasks():
+    """Its study is finished: three tables of the same prompts, over the tasks of the means."""
+    tables = [("seen-trained", "tasks"), ("seen-rivals", ""), ("seen-snapkv", "")]
+    differences, means = pd.read_csv(NUMBERS / "seen-rivals-paired.csv"), {}
+    for table, policy in tables:
+        rows = pd.read_csv(NUMBERS / f"{table}.csv")
+        rows = rows[~rows["task"].isin(["all", "cwe", "qa_2"])]
+        rows["label"] = [_label(row, policy) for _, row in rows.iterrows()]
+        for key, of in rows.groupby(["label", "budget"]):
+            assert len(of) == 11, (table, key)
+            means.setdefault(key, of["estimate"].mean())
+    _check_differences(differences, "kvp/tasks", means)
+
+
+def test_more_differences_from_the_policy_trained_on_the_tasks():
+    """On the prompts of one table the leading setting's mean is not beside: all sums agree."""
+    rows = pd.read_csv(NUMBERS / "seen.csv")
+    rows = rows[~rows["task"].isin(["all", "cwe", "qa_2", "niah_single_2"])]
+    rows["label"] = [_label(row) for _, row in rows.iterrows()]
+    means = {key: of["estimate"].mean() for key, of in rows.groupby(["label", "budget"])}
+    for budget, of in pd.read_csv(NUMBERS / "seen-paired.csv").groupby("budget"):
+        others = [(label, "full" if label == "full" else budget) for label in of["minus"]]
+        sums = [
+            difference + means[other]
+            for other, difference in zip(others, of["difference"], strict=True)
+            if other in means
+        ]
+        assert len(sums) >= len(of) - 1
+        assert sums == pytest.approx([sums[0]] * len(sums), abs=2e-4)
 
 
 def _cells(line):
