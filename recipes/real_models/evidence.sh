@@ -41,7 +41,7 @@ collect traces-text 360 --data "$D/wiki_train.jsonl"
 "$BIN/kvp-train" --traces "$RUN/traces-text" --out "$RUN/text-alone"
 POLICIES="seed0=$RUN/seed0,seed1=$RUN/seed1,seed2=$RUN/seed2"
 
-# tune: settings of every rival, by the likelihood of reference answers to validation prompts
+# tune: settings of every baseline, by the likelihood of reference answers to validation prompts
 snapkv="snapkv,snapkv(kernel=15),snapkv(kernel=31),snapkv(kernel=63),snapkv(kernel=127),snapkv(window=8,kernel=31)"
 snapkv="$snapkv,snapkv(window=16,kernel=31),snapkv(window=64,kernel=31),snapkv(kernel=31,pool=avg)"
 snapkv="$snapkv,snapkv(kernel=31)+ada,snapkv(kernel=31)+global,snapkv(kernel=31)+pyramid"

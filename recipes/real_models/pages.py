@@ -45,7 +45,7 @@ TESTED = (
 )
 TUNED = ("epsilon", "safeguard", "window", "text", "chat-validation", "chat-test")
 UNSHOWN = ("tune", *(f"tune-{what}" for what in TUNED))
-"""Settings of rivals on validation prompts: not in overall.csv."""
+"""Settings of baselines on validation prompts: not in overall.csv."""
 OURS = "kvp+ada"
 BUNDLED = "smollm2-135m-instruct"
 """The policy in the package, seed 0."""
@@ -226,7 +226,7 @@ def texts() -> Iterator[str]:
 
 
 def kept() -> Iterator[str]:
-    """Right answers in %: rivals of 600 prompts, recency on some of them."""
+    """Right answers in %: baselines of 600 prompts, recency on some of them."""
     budgets = ("2%", "6%", "12.5%", "25%")
     yield f"| question | method | {' | '.join(budgets)} |\n|---|---|{'--:|' * len(budgets)}"
     for question, protocol in (("seen", SEEN), ("not seen", UNSEEN)):

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 export OMP_NUM_THREADS=1
 MODEL="models/$NAME"
 TEN=niah_single_1,niah_single_2,niah_single_3,niah_multikey_1,niah_multikey_2,niah_multikey_3,niah_multivalue,niah_multiquery,vt,fwe
-# The settings of rivals that were best on validation prompts.
+# The settings of baselines that were best on validation prompts.
 ONCE="keydiff+global,snapkv(window=64,kernel=31)+ada,expected_attention(epsilon=0.1)+ada"
 TWICE="kvzip+global,contrastkv(beta=0)+global"
 OTHERS="full,kvp,kvp+global,random_pinned,streaming_llm,keydiff,$ONCE,kvzip+global"
