@@ -15,7 +15,7 @@ RECIPE = ROOT / "recipes" / "real_models" / "tables.sh"
 NUMBERS = ROOT / "benchmarks/results/qwen2.5-coder"
 TRIED = {"lookups"}
 """Holds policies that were tried on the way, too."""
-PAIRED = sorted(path.stem for path in NUMBERS.glob("length-*-paired.csv"))
+PAIRED = sorted(NUMBERS.parent.glob("qwen2.5-coder*/length-*-paired.csv"))
 NAMES = re.findall(r"^    ([a-z][a-z0-9| -]*)\) ?", RECIPE.read_text(), flags=re.MULTILINE)
 
 
@@ -96,14 +96,14 @@ def _check_differences(differences, lead, means):
             assert row["difference"] + other == pytest.approx(means[lead, budget], abs=2e-4)
 
 
-@pytest.mark.parametrize("table", PAIRED)
-def test_differences_are_those_of_the_tables_beside_them(table, command):
-    rows = pd.read_csv(NUMBERS / f"{table.removesuffix('-paired')}.csv")
+@pytest.mark.parametrize("path", PAIRED, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_differences_are_those_of_the_tables_beside_them(path, command):
+    rows = pd.read_csv(path.with_stem(path.stem.removesuffix("-paired")))
     rows = rows[rows["task"] == "all"]
     rows["label"] = [_label(row) for _, row in rows.iterrows()]
     means = {(row["label"], row["budget"]): row["estimate"] for _, row in rows.iterrows()}
-    _, _, _, lead, _ = command(table)
-    differences = pd.read_csv(NUMBERS / f"{table}.csv")
+    _, _, _, lead, _ = command(path.stem)
+    differences = pd.read_csv(path)
     for budget, rows in differences.groupby("budget"):
         assert len(rows) == sum(at == budget for _, at in means)  # and the full cache
     _check_differences(differences, lead, means)

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES, NUMBERS = ROOT / "docs/results", ROOT / "benchmarks/results"
-CELL = re.compile(r"(-?[\d.]+)(?: \(([\d.]+) to ([\d.]+)\))?")
+CELL = re.compile(r"(-?[\d.]+)(?: \((-?[\d.]+) to (-?[\d.]+)\))?")
 FREE, GLOBAL, ADA = "unprotected", "+global, unprotected", "+ada, unprotected"
 UNSEEN = {
     "full cache": ("full", None),
@@ -94,24 +94,30 @@ def _check(cell, file, method, setting, budget, scale, protocol="query_agnostic"
     rows = rows[(rows["method"] == method) & (rows["budget"] == budget)]
     rows = rows[rows["setting"].isna() if setting is None else rows["setting"] == setting]
     (row,) = rows.to_dict("records")
+    _check_rounded(cell, [scale * Decimal(row[name]) for name in ("estimate", "low", "high")])
+
+
+def _check_rounded(cell, values):
+    """A cell is a number, or one with its interval; values are those of a file."""
     match = CELL.fullmatch(cell)
     assert match, cell
-    for shown, name in zip(match.groups(), ("estimate", "low", "high"), strict=True):
+    for shown, value in zip(match.groups(), values, strict=True):
         if shown is None:
             continue
         unit = Decimal(1).scaleb(-len(shown.partition(".")[2]))
-        value = scale * Decimal(row[name])
         once = {value.quantize(unit, rounding=how) for how in (ROUND_HALF_UP, ROUND_HALF_DOWN)}
-        assert Decimal(shown) in once, f"{cell}: {value} in {file}"
+        assert Decimal(shown) in once, f"{cell}: {value}"
 
 
 @pytest.mark.parametrize(
-    ("page", "number", "known"),
-    [("qwen2.5-coder.md", 0, UNSEEN), ("qwen2.5-coder.md", 3, TRAINED),
-     ("qwen2.5-coder.md", 4, SEEN), ("qwen2.5-coder_details.md", 0, TRAINED),
-     ("qwen2.5-coder_details.md", 2, SEEN)],
+    ("page", "number", "known", "folder"),
+    [("qwen2.5-coder.md", 0, UNSEEN, "qwen2.5-coder"),
+     ("qwen2.5-coder.md", 2, TRAINED, "qwen2.5-coder"),
+     ("qwen2.5-coder.md", 3, SEEN, "qwen2.5-coder"),
+     ("qwen2.5-coder_details.md", 0, TRAINED, "qwen2.5-coder"),
+     ("qwen2.5-coder_details.md", 2, SEEN, "qwen2.5-coder")],
 )  # fmt: skip
-def test_answers_by_budget(page, number, known):
+def test_answers_by_budget(page, number, known, folder):
     (_, *budgets), rows = _table(page, number)
     protocol = "query_aware" if known is SEEN else "query_agnostic"
     for label, *cells in rows:
@@ -120,11 +126,11 @@ def test_answers_by_budget(page, number, known):
         for budget, cell in zip(budgets, cells, strict=True):
             at = "full" if method == "full" else budget.replace(" ", "")
             if cell:
-                _check(cell, f"qwen2.5-coder/{file}", method, setting, at, 100, protocol)
+                _check(cell, f"{folder}/{file}", method, setting, at, 100, protocol)
 
 
 @pytest.mark.parametrize(
-    ("page", "number"), [("qwen2.5-coder.md", 2), ("qwen2.5-coder_details.md", 3)]
+    ("page", "number"), [("qwen2.5-coder.md", 1), ("qwen2.5-coder_details.md", 3)]
 )
 def test_answers_by_length(page, number):
     """A heading has a length, of the next ones as well, and a budget, 12.5 % without one."""
@@ -142,17 +148,16 @@ def test_answers_by_length(page, number):
 
 
 def test_answers_of_the_former_policy():
-    """Beside those of the bundled one, at two lengths."""
-    (_, *heads), rows = _table("qwen2.5-coder.md", 1)
-    budgets = [f"{re.findall(r'([0-9.]+) %', head)[0]}%" for head in heads]
-    places = list(zip([GLOBAL] * 3 + [FREE] * 3 + [GLOBAL] * 3 + [FREE] * 3, budgets, strict=True))
-    files = {
-        "bundled": [("shorter", "kvp/general"), ("length-2048", "kvp")],
-        "former": [("shorter", "kvp/old"), ("old-2048", "kvp")],
-    }
-    for label, *cells in rows:
-        for number, (cell, (setting, budget)) in enumerate(zip(cells, places, strict=True)):
-            file, method = files[label][number // 6]
+    """Beside those of the bundled one, at two lengths: `global`, then equal counts."""
+    text = (PAGES / "qwen2.5-coder.md").read_text(encoding="utf-8")
+    text = text.partition("### The former policy")[2].partition("## ")[0]
+    found = re.findall(r"(\d+), (\d+) and (\d+)(?= | %|\))", text)
+    places = [("shorter", "kvp/general"), ("shorter", "kvp/old")] * 2
+    places += [("length-2048", "kvp"), ("old-2048", "kvp")] * 2
+    for cells, (file, method), setting in zip(
+        found, places, [GLOBAL, GLOBAL, FREE, FREE] * 2, strict=True
+    ):
+        for cell, budget in zip(cells, ("6.25%", "12.5%", "25%"), strict=True):
             _check(cell, f"qwen2.5-coder/{file}", method, setting, budget, 100)
 
 
@@ -201,6 +206,17 @@ def test_answers_with_equal_counts():
             )
             if cell:
                 _check(cell, f"engines/{file}", *chosen, scale)
+
+
+def test_answers_from_an_fp8_cache():
+    numbers = pd.read_csv(NUMBERS / "engines/fp8.csv", dtype=str).set_index("budget")
+    rows = _table("engines.md", 1)[1]
+    assert len(rows) == len(numbers)
+    for label, *cells in rows:
+        (budget,) = re.findall(r"([\d.]+) %", label) or ["100"]
+        row = numbers.loc[f"{budget}%"]
+        for cell, of in zip(cells, ("transformers", "vllm", "minus_transformers"), strict=True):
+            _check_rounded(cell, [Decimal(row[of + end]) for end in ("", "_low", "_high")])
 
 
 SMOLLM2 = {
