@@ -14,7 +14,7 @@ from kvp.artifacts.files import cache_folder, copy_files, digest_json, foreign
 from kvp.artifacts.manifest import read_sealed_json
 from kvp.errors import PolicyError
 from kvp.hub import HubName, download
-from kvp.program.names import NANO, POLICY_FILE, QWEN, SMOLLM2, SMOLLM2_KV, check_policy
+from kvp.program.names import NANO, POLICY_FILE, QWEN, QWEN_1_5B, SMOLLM2, SMOLLM2_KV, check_policy
 
 INDEX = POLICY_FILE
 """File that makes a folder a policy."""
@@ -23,7 +23,7 @@ PATTERNS = (INDEX, "layer_*_head_*.safetensors")
 _HERE = Path(__file__).parent
 BUNDLED = {
     NANO: nano.path() / "policy", SMOLLM2: _HERE / "smollm2", SMOLLM2_KV: _HERE / "smollm2_kv",
-    QWEN: _HERE / "qwen2_5_coder",
+    QWEN: _HERE / "qwen2_5_coder", QWEN_1_5B: _HERE / "qwen2_5_coder_1_5b",
 }  # fmt: skip
 """Policies in the wheel, by name, of the models that kvp brings policies of."""
 

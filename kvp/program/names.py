@@ -38,10 +38,11 @@ what the last queries attend to."""
 
 STORED_LABELS = ("kvzip", "kvzip_plus")
 """Labels a trace store may hold: importance of every prompt token by another method."""
-NANO, SMOLLM2, SMOLLM2_KV, QWEN = POLICIES = (
+NANO, SMOLLM2, SMOLLM2_KV, QWEN, QWEN_1_5B = POLICIES = (
     "nano", "smollm2-135m-instruct", "smollm2-135m-instruct-kv", "qwen2.5-coder-0.5b-instruct",
+    "qwen2.5-coder-1.5b-instruct",
 )  # fmt: skip
-"""Bundled policies; the last two read keys and values, and no queries."""
+"""Bundled policies; the last three read keys and values, and no queries."""
 MODEL_FILE, POLICY_FILE = "config.json", "policy.json"
 """What a folder of either holds."""
 NEEDS_POLICIES = "--methods kvp needs --policies: a folder that kvp train made, nano, or org/name"

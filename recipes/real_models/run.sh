@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A policy for a pretrained model from an empty folder, and a report of what it keeps.
 # Usage: recipes/real_models/run.sh [NAME] [tasks|documents]
-#   NAME: smollm2-135m-instruct (default) or qwen2.5-coder-0.5b-instruct; MODEL names any other.
+#   NAME: smollm2-135m-instruct (default), qwen2.5-coder-0.5b-instruct or qwen2.5-coder-1.5b-instruct; MODEL names any other.
 #   tasks: trained on the kinds of task that it is evaluated on. documents: on exact questions about texts of many
 #   kinds, and evaluated on RULER, of which it has seen nothing.
 # Settings below can be set in the environment; a stopped step goes on.
@@ -35,13 +35,13 @@ tasks)    # needles, questions over passages, dialogues and running text; withou
 documents)
   mkdir -p "$RUN"
   [ -f "$RUN/documents.jsonl" ] || "$BIN/python" recipes/real_models/documents.py "$RUN/documents.jsonl" ${TEXTS:-}
-  : "${DATA:=$RUN/documents.jsonl}" "${TRAIN:=600}" "${LENGTH:=3072}" "${EVALUATED_LENGTH:=2048}"
+  : "${DATA:=$RUN/documents.jsonl}" "${TRAIN:=600}" "${STEPS:=400}" "${LENGTH:=3072}" "${EVALUATED_LENGTH:=2048}"
   : "${EVALUATED:=ruler}" "${BUDGETS:=6.25%,12.5%,25%}" "${PROMPTS:=2}"
   : "${METHODS:=full,kvp,kvp+global,kvzip+global,keydiff+global,expected_attention(epsilon=0.1)+ada,streaming_llm}"
   protocols=(--protocols query_agnostic)
   # Points anywhere in a conversation: no question is privileged, and no query is read.
   collecting=(--labels kvzip)
-  training=(--inputs "key,value,position,distance" --label reply_and_kvzip --steps 400)
+  training=(--inputs "key,value,position,distance" --label reply_and_kvzip --steps "$STEPS")
   training+=(--compress_prompt 0 --compress_context 0 --compress_uniform 1)
   ;;
 esac

@@ -112,8 +112,9 @@ def _check_rounded(cell, values):
 @pytest.mark.parametrize(
     ("page", "number", "known", "folder"),
     [("qwen2.5-coder.md", 0, UNSEEN, "qwen2.5-coder"),
-     ("qwen2.5-coder.md", 2, TRAINED, "qwen2.5-coder"),
-     ("qwen2.5-coder.md", 3, SEEN, "qwen2.5-coder"),
+     ("qwen2.5-coder.md", 2, UNSEEN, "qwen2.5-coder-1.5b"),
+     ("qwen2.5-coder.md", 3, TRAINED, "qwen2.5-coder"),
+     ("qwen2.5-coder.md", 4, SEEN, "qwen2.5-coder"),
      ("qwen2.5-coder_details.md", 0, TRAINED, "qwen2.5-coder"),
      ("qwen2.5-coder_details.md", 2, SEEN, "qwen2.5-coder")],
 )  # fmt: skip
