@@ -212,7 +212,7 @@ def _refuse_unnamed(settings: TunedSettings, text: str, given: Iterable[Given]) 
     texts = [one for one in given if isinstance(one, str) and _tuned_path(one) is None]
     named = {side.partition("(")[0] for one in texts for side in split_method(one) if side}
     for chosen in (entry.chosen for entry in settings.methods):
-        sides = (chosen.scorer, {*METHODS, LEARNED}), (chosen.setting.allocator, ALLOCATORS)
+        sides = (chosen.scorer, {*METHODS, LEARNED}), (chosen.allocator, ALLOCATORS)
         for side, own in sides:
             name = side.partition("(")[0]
             if parse(side, "method").name not in own and name not in named:
@@ -228,9 +228,9 @@ def _tuned_methods(settings: TunedSettings, policies: Sequence[str], seed: int) 
     Raises UsageError where `--policies` has none of a group, and as `build_methods`.
     """
     for entry in settings.methods:
-        chosen, group = entry.chosen.setting, entry.chosen.setting.policy
+        chosen, group = entry.chosen, entry.group
         rankings = [
-            method for method in _rankings(entry.chosen.scorer, policies, seed)
+            method for method in _rankings(chosen.scorer, policies, seed)
             if group in ("", method.setting.group)
         ]  # fmt: skip
         if not rankings:

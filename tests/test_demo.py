@@ -100,7 +100,7 @@ def test_every_program_of_the_demo_leaves_its_files(demo):
 def test_the_closing_sentence_and_the_report_have_the_setting_that_was_tuned(demo):
     run, _ = demo
     settings = load_settings(run / "tuned")
-    (chosen,) = (entry.chosen for entry in settings.methods if entry.chosen.setting.method == "kvp")
+    (chosen,) = (entry.chosen for entry in settings.methods if entry.method == "kvp")
     label = re.escape(chosen.label)
     assert re.search(
         rf"before compression, {label}, trained on this task, answers ",

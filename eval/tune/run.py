@@ -78,6 +78,8 @@ class Search:
     def tuned(self) -> Tuned:
         """What was chosen, and from how many."""
         return Tuned(
+            method=self.runs[0].setting.method,
+            group=self.group,
             requested=self.requested,
             protocol=self.protocol,
             chosen=max(self.scored.values(), key=lambda scored: scored.score),
@@ -246,9 +248,10 @@ class Tuning:
         }  # fmt: skip
         bounds = None if self.prepared.prompts[0].forced else (0, 1)
         interval = bootstrap_mean(scores, bounds=bounds, resamples=self.config.bootstrap)
-        setting = replace(method.setting, policy=search.group, policy_seed=None, policy_commit=None)
+        setting = method.setting
         return Scored(
-            setting=setting, scorer=search.spec(method), score=interval.mean,
+            scorer=search.spec(method), variant=setting.variant, allocator=setting.allocator,
+            protected=setting.protected, score=interval.mean,
             interval=(interval.low, interval.high),
         )  # fmt: skip
 
@@ -306,8 +309,8 @@ def csv_text(searches: Sequence[Search]) -> str:
     rows = [
         {
             "protocol": entry.protocol, "method": entry.requested, "group": search.group,
-            "setting": number, "scorer": scored.scorer, "allocator": scored.setting.allocator,
-            "protected": int(scored.setting.protected), "score": scored.score,
+            "setting": number, "scorer": scored.scorer, "allocator": scored.allocator,
+            "protected": int(scored.protected), "score": scored.score,
             "low": scored.interval[0], "high": scored.interval[1],
             "published": int(scored in entry.published), "chosen": int(scored == entry.chosen),
         }
@@ -334,9 +337,8 @@ def print_settings(console: Console, settings: TunedSettings) -> None:
         columns = [Column(name, no_wrap=True) for name in names]
         table = Table(*columns, Column("chosen", overflow="fold"), box=None, pad_edge=False)
         for entry in entries:
-            group = entry.chosen.setting.policy
             table.add_row(
-                f"{entry.requested}{f'/{group}' * bool(group)}",
+                f"{entry.requested}{f'/{entry.group}' * bool(entry.group)}",
                 str(entry.tried),
                 f"{text(entry.chosen.score)} ({' to '.join(map(text, entry.chosen.interval))})",
                 text(max(setting.score for setting in entry.published)),

@@ -7,7 +7,7 @@ of its results, from which kvp report takes them. `docs/formats.md` describes th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -27,10 +27,12 @@ SETTINGS = "settings.json"
 class Scored:
     """A setting and its score on the prompts of the tuning."""
 
-    setting: MethodSetting
-    """Its policy is the group, empty for other methods than `kvp`."""
     scorer: str
     """Specification of the scorer; `kvp` for policies."""
+    variant: str
+    """With the next two as in `MethodSetting`."""
+    allocator: str
+    protected: bool
     score: float
     """Mean over budgets of the mean over tasks: 0 to 1, or minus nats per token of replies."""
     interval: tuple[float, float]
@@ -39,13 +41,19 @@ class Scored:
     @property
     def label(self) -> str:
         """The setting in one word, `+p` where first and last tokens are always kept."""
-        return replace(self.setting, method=self.scorer, variant="auto", policy=None).label
+        return MethodSetting(
+            method=self.scorer, allocator=self.allocator, protected=self.protected
+        ).label
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """What the tuning of one method under one protocol found."""
+    """What the tuning of one method under one protocol found, as the file has it."""
 
+    method: str
+    """Registered name, or `kvp`."""
+    group: str
+    """Policies that differ only in seed; empty for other methods, and where there is one group."""
     requested: str
     """The method as `--methods` named it."""
     protocol: str
@@ -57,33 +65,10 @@ class Tuned:
 
     def chose(self, setting: MethodSetting) -> bool:
         """Whether it chose a setting of a report; groups have no name where there is only one."""
-        ours, group = self.chosen.setting, setting.policy or self.chosen.setting.policy
-        return replace(setting, policy=group) == replace(ours, policy=ours.policy or group)
-
-
-_OF_SETTING = ("variant", "allocator", "protected")
-"""What the file has of a setting beside each score."""
-
-
-def _to_file(entry: Tuned) -> dict[str, Any]:
-    def flat(one: Scored) -> dict[str, Any]:
-        setting = {name: getattr(one.setting, name) for name in _OF_SETTING}
-        return {"scorer": one.scorer, **setting, "score": one.score, "interval": one.interval}
-
-    return {
-        "method": entry.chosen.setting.method, "group": entry.chosen.setting.policy,
-        "requested": entry.requested, "protocol": entry.protocol, "chosen": flat(entry.chosen),
-        "published": [*map(flat, entry.published)], "tried": entry.tried,
-    }  # fmt: skip
-
-
-def _from_file(entry: Mapping[str, Any]) -> dict[str, Any]:
-    def nest(one: Mapping[str, Any]) -> dict[str, Any]:
-        setting = {"method": entry["method"], "policy": entry["group"]}
-        return {**one, "setting": setting | {name: one[name] for name in _OF_SETTING}}
-
-    published = [*map(nest, entry["published"])]
-    return {**entry, "chosen": nest(entry["chosen"]), "published": published}
+        names = ("variant", "allocator", "protected")
+        same = all(getattr(self.chosen, name) == getattr(setting, name) for name in names)
+        groups = {self.group, setting.policy} - {"", None}
+        return same and self.method == setting.method and len(groups) < 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,15 +85,13 @@ class TunedSettings:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, as in the file and in the manifest of results."""
-        methods = [*map(_to_file, self.methods)]
-        return {"split": self.split, "data": dict(self.data), "methods": methods}
+        return {name: value for name, value in asdict(self).items() if name != "path"}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], label: str, path: str = "") -> Self:
         """Read `to_json`; raises ResultsError, naming `label`, where it is damaged."""
         with foreign(label, ResultsError):
-            methods = [*map(_from_file, content["methods"])]
-            return TypeAdapter(cls).validate_python({**content, "methods": methods, "path": path})
+            return TypeAdapter(cls).validate_python({**content, "path": path})
 
 
 def save_settings(path: Path, settings: TunedSettings, run: Mapping[str, Any]) -> None:

@@ -69,7 +69,7 @@ def test_its_settings_are_valid(shared):
     assert len(subjects_of(TuneConfig(out="out", methods=shared["TUNED"]))) == len(tuned)
     for protocol in PROTOCOLS:
         chosen = load_settings(ROOT / "benchmarks/results/tuning" / f"{protocol}.json")
-        assert {entry.chosen.setting.method for entry in chosen.methods} == {*tuned, "kvp"}
+        assert {entry.method for entry in chosen.methods} == {*tuned, "kvp"}
         assert set(chosen.data["tasks"]) == set(split_list(shared["NAMES"]))
     path = str(ROOT / "configs" / "all_methods" / "train.yaml")
     trained = parse(

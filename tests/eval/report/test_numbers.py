@@ -13,7 +13,7 @@ from eval.results.comparison import choose_settings, estimates
 from eval.results.frame import summary, tidy
 from eval.results.records import policy_groups
 from eval.results.sentences import sentences
-from eval.results.settings import MethodSetting, are_shares, budget_axis
+from eval.results.settings import are_shares, budget_axis
 from eval.tune.tuned_settings import Scored, Tuned
 from policies.registry import METHODS
 
@@ -62,11 +62,11 @@ def test_budgets_are_percent_where_all_are(made):
     assert not are_shares(mixed)
 
 
-def _tuned(**chosen):
-    setting = MethodSetting(method="knorm", policy="", **chosen)
+def _tuned(allocator="uniform"):
     entry = Tuned(
-        requested="knorm", protocol="query_aware",
-        chosen=Scored(setting=setting, scorer="knorm", score=0.5, interval=(0.4, 0.6)),
+        method="knorm", group="", requested="knorm", protocol="query_aware",
+        chosen=Scored(scorer="knorm", variant="auto", allocator=allocator, protected=False,
+                      score=0.5, interval=(0.4, 0.6)),
         published=(), tried=48,
     )  # fmt: skip
     return entry, "validation"

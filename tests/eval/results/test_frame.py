@@ -12,7 +12,6 @@ from eval.results.comparison import compare_all, sort_tasks
 from eval.results.folder import Results
 from eval.results.frame import OVERALL, summary, tidy
 from eval.results.sentences import findings, sentences
-from eval.results.settings import MethodSetting
 from eval.tune.tuned_settings import Scored, Tuned, TunedSettings
 from kvp.data.tasks.ruler import RULER_13
 
@@ -356,9 +355,9 @@ def test_methods_count_in_the_setting_that_was_tuned():
     ]
     methods = tuple(
         Tuned(
-            requested=method, protocol="query_aware",
-            chosen=Scored(setting=MethodSetting(method=method, allocator=allocator, policy=""),
-                          scorer=method, score=0.5, interval=(0.4, 0.6)),
+            method=method, group="", requested=method, protocol="query_aware",
+            chosen=Scored(scorer=method, variant="auto", allocator=allocator, protected=False,
+                          score=0.5, interval=(0.4, 0.6)),
             published=(), tried=4,
         )
         for method, allocator in (("kvp", "global"), ("snapkv", "uniform"))

@@ -86,7 +86,7 @@ def test_a_grid_that_is_none_is_refused_in_one_line(tmp_path, monkeypatch, grid)
 def test_every_method_and_protocol_gets_the_same_settings(tuned):
     settings = load_settings(tuned)
     assert settings.split == "validation"
-    found = [(entry.protocol, entry.chosen.setting.method) for entry in settings.methods]
+    found = [(entry.protocol, entry.method) for entry in settings.methods]
     assert found == [
         (protocol, method)
         for protocol in ("query_aware", "query_agnostic")
@@ -102,9 +102,7 @@ def test_every_method_and_protocol_gets_the_same_settings(tuned):
     with (tuned / "settings.csv").open() as file:
         lines = list(csv.DictReader(file))
     counts = Counter((line["protocol"], line["method"]) for line in lines)
-    assert counts == {
-        (entry.protocol, entry.chosen.setting.method): entry.tried for entry in settings.methods
-    }
+    assert counts == {(entry.protocol, entry.method): entry.tried for entry in settings.methods}
     assert sum(int(line["chosen"]) for line in lines) == 4
 
 
@@ -146,10 +144,10 @@ def test_settings_of_a_run_that_has_not_ended_are_refused(
 def test_the_chosen_settings_reproduce(tuned, tiny_folder, tmp_path):
     for entry in load_settings(tuned).methods:
         chosen = entry.chosen
-        out = tmp_path / f"{entry.protocol}-{chosen.setting.method}"
+        out = tmp_path / f"{entry.protocol}-{entry.method}"
         flags = _flags(
-            tiny_folder, out, methods=f"{chosen.scorer}+{chosen.setting.allocator}", prompts=2,
-            protocols=entry.protocol, protection="on" if chosen.setting.protected else "off",
+            tiny_folder, out, methods=f"{chosen.scorer}+{chosen.allocator}", prompts=2,
+            protocols=entry.protocol, protection="on" if chosen.protected else "off",
             split="validation", timing_prompts=0,
         )  # fmt: skip
         assert evaluate(flags) == 0
@@ -160,11 +158,11 @@ def test_the_chosen_settings_reproduce(tuned, tiny_folder, tmp_path):
 def test_kvp_eval_runs_the_chosen_settings_on_other_prompts(evaluated, tuned):
     records = list(read_records(evaluated / "rows.jsonl"))
     for entry in load_settings(tuned).methods:
-        chosen = entry.chosen.setting
+        chosen = entry.chosen
         runs = {
             (record["variant"], record["allocator"], record["protected"])
             for record in records
-            if (record["method"], record["protocol"]) == (chosen.method, entry.protocol)
+            if (record["method"], record["protocol"]) == (entry.method, entry.protocol)
         }
         assert runs == {(chosen.variant, chosen.allocator, chosen.protected)}
     assert {record["protected"] for record in records if record["method"] == "knorm"} == {
@@ -228,7 +226,7 @@ def test_groups_of_policies_are_tuned_apart_and_found_again(
     )  # fmt: skip
     assert main(flags) == 0
     entries = load_settings(tmp_path / "out").methods
-    assert [(each.requested, each.chosen.setting.policy) for each in entries] == [
+    assert [(each.requested, each.group) for each in entries] == [
         ("kvp+global", "a"), ("kvp+global", "b"),
     ]  # fmt: skip
     common = {
@@ -239,9 +237,7 @@ def test_groups_of_policies_are_tuned_apart_and_found_again(
     assert evaluate(_flags(tiny_folder, tmp_path / "test", policies=policies, **common)) == 0
     records = list(read_records(tmp_path / "test" / "rows.jsonl"))
     runs = {(record["policy"], record["allocator"], record["protected"]) for record in records}
-    assert runs == {
-        (each.chosen.setting.policy, "global", each.chosen.setting.protected) for each in entries
-    }
+    assert runs == {(each.group, "global", each.chosen.protected) for each in entries}
     assert evaluate(_flags(tiny_folder, tmp_path / "no", policies=f"a={tiny_policy}", **common))
     assert "--policies has none called b" in capsys.readouterr().err
 
