@@ -11,7 +11,8 @@ tokens each layer keeps. All schemes of a generation are one decoding batch per 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -52,62 +53,32 @@ from eval.run import load_bench
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import digest_json, foreign
 from kvp.artifacts.manifest import recorded_name, run_manifest
-from kvp.budgets import Budget
 from kvp.data.task import TaskSettings, context_of
 from kvp.errors import PolicyError, UsageError
 from kvp.hf import Prefill
 from kvp.hf.model_access import model_identity
 from kvp.program.progress import Progress, phase, say
-from kvp.ranking import UNPROTECTED, Protection, Selection, apportion
+from kvp.ranking import UNPROTECTED, Protection, Selection
 from kvp.scoring import Scorer, score_prompt
 from policies.allocators.evolved import BUDGET_FILE, BudgetFile, load_budgets, save_budgets
 
 
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """The budget that schemes split."""
-
-    budget: Budget
-    """A percentage is of the cache of each prompt."""
-    tokens: int
-    """The same in tokens, for the cache of the reference length: c of the search."""
-    protection: Protection
-
-    @property
-    def floor(self) -> int:
-        """Minimum tokens of a layer."""
-        return max(self.protection.tokens, 1)
-
-    def counts(self, scheme: Scheme, cached: int) -> list[int]:
-        """A scheme rescaled to a cache of `cached` tokens: floor <= count <= cached, exact sum."""
-        budget = min(self.budget.tokens(cached), cached)
-        total = round(sum(scheme) * budget / self.tokens)
-        bounded = min(max(total, len(scheme) * self.floor), len(scheme) * cached)
-        shares = torch.tensor(scheme, dtype=torch.float64)
-        return apportion(shares, bounded, minimum=self.floor, maximum=cached).tolist()
-
-
+@dataclass(kw_only=True)
 class PromptSet:
     """Prompts of one comparison, prefilled and scored when they are first needed."""
 
-    def __init__(
-        self,
-        bench: Bench,
-        scorer: Scorer,
-        target: Target,
-        prompts: Sequence[Prompt],
-        *,
-        protocol: str,
-        keep_bytes: int,
-    ) -> None:
-        """Hold on to the prompts; nothing is run yet. Prefills are kept up to `keep_bytes`."""
-        self._bench, self._scorer, self._target = bench, scorer, target
-        self._protocol = protocol
-        self.prompts = tuple(prompts)
-        self._selections: dict[int, Selection] = {}
-        """Of each prompt that was scored."""
-        self._prefills: dict[int, Prefill] = {}
-        self._free_bytes = keep_bytes
+    bench: Bench
+    scorer: Scorer
+    plan: SearchPlan
+    prompts: Sequence[Prompt]
+    protection: Protection
+    protocol: str
+    free_bytes: int
+    """Bytes of prefills that may still be kept."""
+    selections: dict[int, Selection] = field(default_factory=dict)
+    """Of each prompt that was scored."""
+    prefills: dict[int, Prefill] = field(default_factory=dict)
+    """Those that are kept."""
 
     def scores(self, schemes: Sequence[Scheme]) -> list[float]:
         """Mean over tasks of the mean over prompts, for every scheme."""
@@ -129,15 +100,15 @@ class PromptSet:
 
     @torch.inference_mode()
     def _run(self, index: int, schemes: Sequence[Scheme]) -> list[float]:
-        prompt, bench = self.prompts[index], self._bench
-        if index not in self._selections:
+        prompt, bench = self.prompts[index], self.bench
+        if index not in self.selections:
             start = self._score(index)
         else:
-            start = self._prefills.get(index) or bench.prefill(prompt, self._protocol)
-        selection, heads = self._selections[index], start.keys[0].shape[1]
+            start = self.prefills.get(index) or bench.prefill(prompt, self.protocol)
+        selection, heads = self.selections[index], start.keys[0].shape[1]
         compressed = []
         for scheme in schemes:
-            counts = torch.tensor(self._target.counts(scheme, start.tokens))  # [L]
+            counts = torch.tensor(self.plan.counts(scheme, start.tokens))  # [L]
             compressed.append(selection.tokens_of(counts[:, None].expand(-1, heads)))
         results = [fields for fields, _ in outcomes(bench, prompt, start, compressed)]
         if prompt.forced:
@@ -146,24 +117,17 @@ class PromptSet:
 
     def _score(self, index: int) -> Prefill:
         """Prefill with what the scorer reads, score every layer, keep what fits."""
-        needs = self._scorer.needs
-        seen = self._bench.prefill(self.prompts[index], self._protocol, needs)
-        budget = min(self._target.budget.tokens(seen.tokens), seen.tokens)
-        scores = score_prompt(self._scorer, seen.views(needs, budget))
-        self._selections[index] = Selection(scores, self._target.protection)
+        needs = self.scorer.needs
+        seen = self.bench.prefill(self.prompts[index], self.protocol, needs)
+        budget = min(self.plan.target.tokens(seen.tokens), seen.tokens)
+        scores = score_prompt(self.scorer, seen.views(needs, budget))
+        self.selections[index] = Selection(scores, self.protection)
         seen = replace(seen, queries=(), inputs=None, hidden=None)  # what decoding reads
         size = sum(part.nbytes for part in (*seen.keys, *seen.values))
-        if size <= self._free_bytes:
-            self._free_bytes -= size
-            self._prefills[index] = seen
+        if size <= self.free_bytes:
+            self.free_bytes -= size
+            self.prefills[index] = seen
         return seen
-
-
-def target_of(budget: Budget, protection: Protection, cached: Sequence[int]) -> tuple[Target, int]:
-    """The target for prompts of `cached` tokens, and the reference length, their lower median."""
-    reference = sorted(cached)[(len(cached) - 1) // 2]
-    tokens = budget.tokens(reference)
-    return Target(budget=budget, tokens=tokens, protection=protection), reference
 
 
 def run_search(config: EvolveConfig) -> None:
@@ -197,9 +161,8 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         compared=config.holdout,
     )
     protection = protected_tokens(config) if config.protection == "on" else UNPROTECTED
-    cached = [prompt.boundary(config.protocol) for prompt in (*search_prompts, *held_out)]
-    target, reference = target_of(config.target, protection, cached[: len(search_prompts)])
-    plan = _plan(config, geometry.layers, target, reference=reference)
+    cached = [prompt.boundary(config.protocol) for prompt in search_prompts]
+    plan = plan_search(config, geometry.layers, protection, cached)
     bench = load_bench(config.evaluation, [method])
     phase(f"searching on {len(search_prompts)} prompts, {len(held_out)} held out")
     identity["model_digest"] = model_identity(
@@ -211,25 +174,24 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     journal = Journal(
         folder / JOURNAL, on_append=lambda entry: progress.advance(note=_note(plan, entry))
     )
-    keep_bytes = int(config.memory_gb * 1e9)
-    searched = PromptSet(
-        bench, scorer, target, search_prompts, protocol=config.protocol, keep_bytes=keep_bytes
-    )
+    prompt_set = partial(
+        PromptSet, bench=bench, scorer=scorer, plan=plan, protection=protection,
+        protocol=config.protocol,
+    )  # fmt: skip
+    searched = prompt_set(prompts=search_prompts, free_bytes=int(config.memory_gb * 1e9))
     generations = 1 + plan.generations * len(layer_groups(plan.layers, plan.group))
     with Progress("searching", generations, completed=len(journal.generations)) as progress:
         elite = search(plan, searched.scores, journal)
-    others = PromptSet(  # run once: no prefill is kept
-        bench, scorer, target, held_out, protocol=config.protocol, keep_bytes=0
-    )
+    others = prompt_set(prompts=held_out, free_bytes=0)  # run once: no prefill is kept
     budgets = BudgetFile(
         model={"id": recorded_name(config.model), "revision": config.revision},
         layers=geometry.layers,
         kv_heads=geometry.kv_heads,
         scorer=config.scorer,
         protocol=config.protocol,
-        protection=target.protection,
-        budget=target.tokens,
-        cached_tokens=reference,
+        protection=protection,
+        budget=plan.budget,
+        cached_tokens=plan.maximum,
         counts=elite.scheme,
         seed=config.seed,
         made_by=_made_by(plan, journal, elite),
@@ -289,20 +251,27 @@ def _method(config: EvalConfig) -> tuple[Method, Scorer]:
     return method, method.scorer
 
 
-def _plan(config: EvolveConfig, layers: int, target: Target, *, reference: int) -> SearchPlan:
-    """The search; UsageError where the budget leaves nothing to search at `reference` tokens."""
-    if target.tokens < target.floor:
+def plan_search(
+    config: EvolveConfig, layers: int, protection: Protection, cached: Sequence[int]
+) -> SearchPlan:
+    """The search on prompts of `cached` tokens, with their lower median as the reference length.
+
+    Raises UsageError where the budget leaves nothing to search at this length.
+    """
+    reference = sorted(cached)[(len(cached) - 1) // 2]
+    tokens, minimum = config.target.tokens(reference), max(protection.tokens, 1)
+    if tokens < minimum:
         raise UsageError(
-            f"--budget {config.budget} is {target.tokens} tokens, below the {target.floor} "
+            f"--budget {config.budget} is {tokens} tokens, below the {minimum} "
             "protected ones; raise it, or use --protection off"
         )
-    if target.tokens >= reference:
+    if tokens >= reference:
         raise UsageError(
             f"--budget {config.budget} evicts nothing from a prompt of {reference} tokens; "
             "lower it, or raise --length"
         )
     return SearchPlan(
-        layers=layers, budget=target.tokens, minimum=target.floor, maximum=reference,
+        layers=layers, target=config.target, budget=tokens, minimum=minimum, maximum=reference,
         group=config.group, generations=config.generations, constraint=config.constraint,
         seed=config.seed,
     )  # fmt: skip
@@ -327,8 +296,8 @@ def _made_by(plan: SearchPlan, journal: Journal, elite: Elite) -> dict[str, Any]
         "reach": REACH,
         "group": plan.group,
         "generations": len(journal.generations) - 1,
-        "evaluations": journal.evaluations,
-        "seconds": journal.seconds,
+        "evaluations": sum(entry.evaluated for entry in journal.generations),
+        "seconds": sum(entry.seconds for entry in journal.generations),
         "uniform": {"score": start.scores[0], "fitness": start.fitness[0]},
         "elite": {"score": elite.score, "fitness": elite.fitness},
         "best_fitness": [max(entry.fitness) for entry in journal.generations],

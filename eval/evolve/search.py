@@ -33,6 +33,7 @@ from eval.results.records import MANIFEST
 from kvp.artifacts.claim import FolderKind
 from kvp.artifacts.files import JsonLines, foreign
 from kvp.artifacts.manifest import Format
+from kvp.budgets import Budget
 from kvp.errors import ResultsError
 from kvp.ranking import apportion
 
@@ -84,16 +85,6 @@ class Journal:
                 [*zip(entry.scores, entry.fitness, entry.schemes, strict=True)]
             self.generations.append(entry)
         self._started = time.monotonic()
-
-    @property
-    def evaluations(self) -> int:
-        """Schemes that were run."""
-        return sum(entry.evaluated for entry in self.generations)
-
-    @property
-    def seconds(self) -> float:
-        """Wall-clock time of all generations, over all runs."""
-        return sum(entry.seconds for entry in self.generations)
 
     def append(self, entry: Generation) -> None:
         """Add a generation and bring it to the disk."""
@@ -149,12 +140,14 @@ class SearchPlan:
     """Settings of a search."""
 
     layers: int
+    target: Budget
+    """The budget that schemes split, of every prompt."""
     budget: int
-    """c, tokens per KV head on average."""
+    """c, the same in tokens per KV head, for a cache of the reference length."""
     minimum: int
     """Tokens that every layer keeps."""
     maximum: int
-    """Tokens that a layer can keep."""
+    """Tokens that a layer can keep: the reference length."""
     group: int
     """Layers per group."""
     generations: int
@@ -182,6 +175,14 @@ class SearchPlan:
             torch.from_numpy(weights), total, minimum=self.minimum, maximum=self.maximum
         )
         return tuple(counts.tolist())
+
+    def counts(self, scheme: Scheme, cached: int) -> list[int]:
+        """A scheme rescaled to `cached` tokens: minimum <= count <= cached, exact sum."""
+        budget = min(self.target.tokens(cached), cached)
+        total = round(sum(scheme) * budget / self.budget)
+        bounded = min(max(total, len(scheme) * self.minimum), len(scheme) * cached)
+        shares = torch.tensor(scheme, dtype=torch.float64)
+        return apportion(shares, bounded, minimum=self.minimum, maximum=cached).tolist()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from eval.config import EvalConfig
+from eval.config import EvalConfig, EvolveConfig
 from eval.evaluate import evaluate_prompt, keep, run_prefix
-from eval.evolve.run import PromptSet, target_of
+from eval.evolve.run import PromptSet, plan_search
 from eval.methods import build_methods
 from eval.prepare import load_all
 from eval.timing import timing_records
@@ -109,9 +109,13 @@ def test_every_program_shows_the_same_tokens(bench, prompts, protocol):
     setting = _setting(method, "25%")
     evaluate_prompt(bench, prompt, protocol, [setting])
     timing_records(bench, [prompt], protocol, [setting])
-    target, cached = target_of(parse_budget("25%"), UNPROTECTED, [prompt.boundary(protocol)])
-    searched = PromptSet(bench, scorer, target, [prompt], protocol=protocol, keep_bytes=0)
-    searched.scores([(target.tokens, target.tokens)])
+    cached = prompt.boundary(protocol)
+    plan = plan_search(EvolveConfig(out="unused", budget="25%"), 2, UNPROTECTED, [cached])
+    searched = PromptSet(
+        bench=bench, scorer=scorer, plan=plan, prompts=[prompt], protection=UNPROTECTED,
+        protocol=protocol, free_bytes=0,
+    )  # fmt: skip
+    searched.scores([plan.uniform])
     tokens = {
         "query_aware": prompt.encoded.prompt_length,
         "query_agnostic": prompt.encoded.context_length,

@@ -9,7 +9,7 @@ import torch
 
 import eval.evolve.run
 from eval.config import EvolveConfig
-from eval.evolve.run import Target
+from eval.evolve.run import plan_search
 from eval.evolve.search import Journal
 from kvp.artifacts.files import JsonLines
 from kvp.budgets import parse_budget
@@ -148,18 +148,16 @@ def test_mistakes_are_one_line(changes, words, tmp_path, tiny_folder, capsys):
 
 
 def test_percentages_follow_each_prompt():
-    target = Target(budget=parse_budget("20%"), tokens=40, protection=Protection())
-    assert target.counts((30, 50), cached=200) == [30, 50]
-    assert target.counts((30, 50), cached=400) == [60, 100]
-    assert target.counts((30, 50), cached=100) == [20, 20]  # 15 and 25, but for the floor
-    absolute = Target(budget=parse_budget("40"), tokens=40, protection=Protection())
+    plan = plan_search(EvolveConfig(out="unused", budget="20%"), 2, Protection(), [200])
+    assert plan.counts((30, 50), cached=200) == [30, 50]
+    assert plan.counts((30, 50), cached=400) == [60, 100]
+    assert plan.counts((30, 50), cached=100) == [20, 20]  # 15 and 25, but for the floor
+    absolute = plan_search(EvolveConfig(out="unused", budget="40"), 2, Protection(), [200])
     assert absolute.counts((30, 50), cached=4000) == [30, 50]
 
 
 def test_no_layer_keeps_more_than_the_prompts_have():
-    config = EvolveConfig(out="unused")
-    target = Target(budget=parse_budget("40%"), tokens=40, protection=UNPROTECTED)
-    plan = eval.evolve.run._plan(config, 2, target, reference=50)
+    plan = plan_search(EvolveConfig(out="unused", budget="40"), 2, UNPROTECTED, [50])
     assert plan.scheme(np.array([90.0, 1.0])) == (50, 30)
 
 

@@ -31,6 +31,7 @@ from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import SEAL, JsonLines, digest_json
 from kvp.artifacts.manifest import read_sealed_json, sha256_file, sha256_input, write_sealed_json
 from kvp.artifacts.tensors import read_safetensors, write_safetensors, write_sealed_safetensors
+from kvp.budgets import parse_budget
 from kvp.contexts import Context, ContextFacts, read_context, read_facts
 from kvp.errors import KvpError, PolicyError, StoreError, UsageError, first_line
 from kvp.geometry import Geometry
@@ -494,8 +495,8 @@ def test_any_part_may_be_foreign(tmp_path, ran, kind):
         assert words in _line(read)
 
 
-PLAN = SearchPlan(layers=2, budget=4, minimum=1, maximum=8, group=2, generations=1,
-                  constraint="project", seed=0)  # fmt: skip
+PLAN = SearchPlan(layers=2, target=parse_budget("4"), budget=4, minimum=1, maximum=8, group=2,
+                  generations=1, constraint="project", seed=0)  # fmt: skip
 READERS = {
     "report": lambda file: report([str(file.parent), "--bootstrap", "1"]),
     "compare": lambda file: compare([*[str(file.parent)] * 2, "--bootstrap", "1"]),
