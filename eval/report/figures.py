@@ -71,11 +71,6 @@ class Picture:
         return svg[svg.index("<svg") :]
 
 
-def _of(family: str) -> str:
-    """Name of a drawn group."""
-    return f"method={family}"
-
-
 def line_styles(families: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Line properties of matplotlib by family, of methods: policies bold, nulls thin and grey.
 
@@ -148,7 +143,7 @@ def quality(
         _curve(axes, comparison, setting, shift, style, with_intervals=front)
     if full := comparison.full:
         mean = comparison.measure.scale * full.interval.mean
-        axes.axhline(mean, label="full cache", gid=_of(FULL), **styles[FULL])
+        axes.axhline(mean, label="full cache", gid=f"method={FULL}", **styles[FULL])
     axes.set_ylabel(comparison.measure.title)
     if comparison.kind == "accuracy":
         axes.set_ylim(-3, 103)
@@ -205,7 +200,7 @@ def _curve(
         yerr=np.maximum(0, [y - low, high - y]) if with_intervals else None, **style,
     )  # fmt: skip
     for part in drawn.get_children():
-        part.set_gid(_of(setting.family))
+        part.set_gid(f"method={setting.family}")
 
 
 def _log_axis(axis: Any) -> None:  # noqa: ANN401 - an axis of either direction

@@ -526,12 +526,10 @@ def compare_methods(
     used = [record for record in records if record["task"] in tasks.usable] or records
     every = estimates(kind, used, groups, resamples=resamples)
     cells, tuned = complete(every), tuned_under(results, protocol)
+    settings, whole = (dict.fromkeys(setting for setting, _ in of) for of in (every, cells))
+    having, order = {setting.family for setting in whole}, [*sort_families(settings)]
     # A setting that lacks prompts is shown only where its method has no other.
-    whole = choose_settings(dict.fromkeys(setting for setting, _ in cells), tuned)
-    having = {setting.family for setting in whole}
-    lacking = dict.fromkeys(setting for setting, _ in every if setting.family not in having)
-    choices = {**choose_settings(lacking, tuned), **whole}
-    order = [*sort_families(setting for setting, _ in every)]
+    able = [one for one in settings if one in whole or one.family not in having]
     return Comparison(
         kind=kind,
         protocol=protocol,
@@ -540,7 +538,7 @@ def compare_methods(
         sorted=tasks,
         unfinished=unfinished_work(results),
         cells=cells,
-        choices=dict(sorted(choices.items(), key=lambda item: order.index(item[0].family))),
+        choices=choose_settings(sorted(able, key=lambda one: order.index(one.family)), tuned),
         results=results,
         resamples=resamples,
     )

@@ -9,6 +9,7 @@ finds all of them there joins them to rows.jsonl. Joining twice gives the same f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -85,9 +86,6 @@ LEARNED = "kvp"
 UNIFORM = "uniform"
 """Allocator of a method that keeps equally many tokens in every head."""
 
-_SEPARATORS = "-_. "
-"""Characters between a policy's name and its seed."""
-
 READABLE = 8
 """Prompts of a task, the first ones, whose records also hold what people read."""
 
@@ -131,13 +129,7 @@ def without_seed(label: str, seed: float | None) -> str:
     """Label of a policy without its training seed: the name of its group."""
     if seed is None:
         return label
-    number = str(int(seed))
-    stem = label.removesuffix(number)
-    if stem == label or stem[-1:].isdigit():
-        return label
-    stem = stem.rstrip(_SEPARATORS)
-    word = next((word for word in ("seed", "s") if stem.endswith(word)), "")
-    return stem.removesuffix(word).rstrip(_SEPARATORS)
+    return re.sub(rf"[-_. ]*(seed|s)?[-_. ]*(?<!\d){int(seed)}\Z", "", label)
 
 
 class RecordFile:
