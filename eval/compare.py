@@ -131,11 +131,10 @@ def _paired_numbers(ours: Estimate, theirs: Estimate, resamples: int) -> dict[st
         for scores in (ours.scores, theirs.scores)
     )
     how: dict[str, Any] = {"weights": ours.weights, "resamples": resamples}
-    bounds, around = ((0, 1), (-1, 1)) if ours.weights is None else (None, None)
     return {
-        "first": bootstrap_mean(first, bounds=bounds, **how),
-        "second": bootstrap_mean(second, bounds=bounds, **how),
-        "difference": paired_difference(second, first, bounds=around, **how),
+        "first": bootstrap_mean(first, **how),
+        "second": bootstrap_mean(second, **how),
+        "difference": paired_difference(second, first, **how),
     }
 
 

@@ -33,7 +33,7 @@ from eval.results.records import (
 )
 from eval.results.settings import MethodSetting, budget_axis, budget_order, sort_families
 from eval.results.shapes import ResultsRow
-from eval.results.stats import Bounds, Interval, Scores, Unit
+from eval.results.stats import Interval, Scores, Unit
 from eval.tune.tuned_settings import Tuned
 from policies.registry import NULLS
 
@@ -63,8 +63,6 @@ class Measure:
     """What a mean is shown times."""
     sign: Literal[1, -1]
     """1 where more is better."""
-    bounds: Bounds | None
-    """Of a difference."""
     digits: int
     """Of a number in a sentence."""
     page: str
@@ -80,11 +78,11 @@ class Measure:
 
 MEASURES: Mapping[Kind, Measure] = {
     "accuracy": Measure(
-        field="score", title="accuracy, %", scale=100, sign=1, bounds=(-1, 1), digits=0, unit="%",
+        field="score", title="accuracy, %", scale=100, sign=1, digits=0, unit="%",
         page=".1f", verb="answers", gap="+.1f", gap_unit="points", resolved="5 points",
     ),
     "perplexity": Measure(
-        field="nll", title="perplexity of the given text", scale=1, sign=-1, bounds=None, digits=2,
+        field="nll", title="perplexity of the given text", scale=1, sign=-1, digits=2,
         unit="", page=".2f", verb="has a perplexity of", gap="+.3f", gap_unit="nats per token",
         resolved=f"{stats.RESOLUTION} nats per token",
     ),
@@ -367,8 +365,7 @@ class Comparison:
         if (ours, theirs) not in self._paired:
             shared = not ours.prompts.isdisjoint(theirs.prompts)
             self._paired[ours, theirs] = stats.paired_difference(
-                ours.scores, theirs.scores, bounds=self.measure.bounds, weights=ours.weights,
-                resamples=self.resamples,
+                ours.scores, theirs.scores, weights=ours.weights, resamples=self.resamples
             ) if shared else None  # fmt: skip
         return self._paired[ours, theirs]
 

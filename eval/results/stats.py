@@ -111,10 +111,11 @@ def bootstrap_mean(
 ) -> Interval:
     """Mean over tasks of the mean over prompts, policies averaged, with its interval.
 
-    With `weights`, tokens of replies, prompts of all tasks are pooled by them instead. Without
-    `bounds` an interval needs two prompts: of a single one it has width 0. Raises ValueError
-    without values.
+    With `weights`, tokens of replies, prompts of all tasks are pooled by them instead, and have no
+    `bounds`. Without these an interval needs two prompts: of a single one it has width 0. Raises
+    ValueError without values.
     """
+    bounds = bounds if weights is None else None
     values = _over_policies(scores)
     if not values:
         raise ValueError("no prompts to average")
@@ -140,6 +141,7 @@ def paired_difference(
     they are independent. The interval reaches to 0 where the test does not reject it. Raises
     ValueError where they share no prompt.
     """
+    bounds = bounds if weights is None else None
     shared = _minus(_over_policies(ours), _over_policies(theirs))
     if not shared:
         raise ValueError("the two methods share no prompt")
@@ -215,7 +217,7 @@ def perplexity(records: Iterable[Mapping[str, Any]], *, resamples: int = 2000) -
     if not records:
         raise ValueError("no replies to average")
     nats = bootstrap_mean(
-        prompt_values(records), bounds=None, weights=reply_tokens(records), resamples=resamples
+        prompt_values(records), weights=reply_tokens(records), resamples=resamples
     )
     return Interval(
         mean=math.exp(-nats.mean),
