@@ -312,14 +312,13 @@ def file_digests(policies: Sequence[str], methods: Sequence[Method]) -> dict[str
     return digests
 
 
-def hub_records(methods: Iterable[Method]) -> dict[str, dict[str, str]]:
+def hub_records(methods: Sequence[Method]) -> dict[str, dict[str, str]]:
     """`repository` and `commit` of what comes from the hub: policies by label, others by method."""
-    methods = list(methods)
-    sources = {label: scorer.source for label, scorer in policies_of(methods).items()}
-    records = {label: dict(source.record) for label, source in sources.items() if source}
-    gates = [method.scorer for method in methods if isinstance(method.scorer, KVzap)]
-    records |= {gate.name: dict(gate.record) for gate in gates}
-    return {name: record for name, record in records.items() if record}
+    named: dict[str, PolicySource | KVzap | None] = {
+        label: scorer.source for label, scorer in policies_of(methods).items()
+    }
+    named |= {one.scorer.name: one.scorer for one in methods if isinstance(one.scorer, KVzap)}
+    return {name: dict(of.record) for name, of in named.items() if of and of.record}
 
 
 def trained_tasks(methods: Iterable[Method], files: Mapping[str, str]) -> dict[str, list[str]]:
