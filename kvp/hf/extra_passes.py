@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,26 +49,15 @@ _MANY_FLOATS = 2**26
 """The same for other devices, where few large steps are faster (256 MiB)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SoftmaxWindow:
-    """Which cached tokens are in the softmax of a pass, and get a signal from it."""
-
-    start: int
-    """First token that gets a signal."""
-    stop: int
-    """One past the last."""
-    sinks: int = 0
-    """First tokens that are in the softmax too, as far as they come before `start`."""
-
-
 @torch.no_grad()
 def run_pass(
     model: PreTrainedModel,
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
     input_ids: Tensor,
-    window: SoftmaxWindow,
+    window: slice,
     *,
+    sinks: int = 0,
     others: Mapping[int, OtherLayer] | None = None,
     weighted: bool = False,
 ) -> list[Tensor]:
@@ -77,9 +65,10 @@ def run_pass(
 
     `keys` and `values` are per layer [B, H, N, D] of tokens at positions 0..N-1; the input is
     at N..N+T-1 and sees all of them; `others` are the caches of the model's other layers after the
-    N tokens (`kvp.hf.model_config`), which are copied. `weighted` multiplies attention by the norm
-    of the value behind the output projection of the query head, over the norm of the state that
-    entered the attention block (KVzip+).
+    N tokens (`kvp.hf.model_config`), which are copied. Of the cached tokens those in `window`, and
+    as many of the first `sinks` as come before it, are in the softmax. `weighted` multiplies
+    attention by the norm of the value behind the output projection of the query head, over the norm
+    of the state that entered the attention block (KVzip+).
 
     Returns per layer [B, H, stop - start] float32. Raises UsageError when the input crosses the
     length where the model changes its RoPE, ModelError for an offloaded model.
@@ -95,7 +84,7 @@ def run_pass(
             f"this model changes its RoPE after {switch} tokens, and the extra pass of {tokens} "
             f"after {cached} cached ones crosses that: set a smaller chunk or shorten the prompt"
         )
-    layers = [_LentLayer(*pair, window) for pair in zip(keys, values, strict=True)]
+    layers = [_LentLayer(*pair, window, sinks) for pair in zip(keys, values, strict=True)]
 
     def measure(layer: int, states: Tensor) -> None:
         layers[layer].norms = states.float().norm(dim=-1).clamp_min(torch.finfo().tiny)
@@ -123,11 +112,11 @@ class _LentLayer(DynamicLayer):
     norms: Tensor | None = None
     """[B, T] of the states that enter the attention of each token, where they weigh."""
 
-    def __init__(self, keys: Tensor, values: Tensor, window: SoftmaxWindow) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, window: slice, sinks: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lazy_initialization(keys, values)
         self.keys, self.values = keys, values
-        self._window = window
+        self._window, self._sinks = window, min(sinks, window.start)
 
     def attend(
         self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
@@ -145,14 +134,13 @@ class _LentLayer(DynamicLayer):
     ) -> None:
         batch, query_heads, tokens, width = query.shape
         heads = pass_keys.shape[1]
-        window = self._window
-        sinks = min(window.sinks, window.start)
-        keys = self.keys[:, :, window.start : window.stop]
+        window, sinks = self._window, self._sinks
+        keys = self.keys[:, :, window]
         if sinks:
             keys = torch.cat([self.keys[:, :, :sinks], keys], dim=2)
         key_weights = query_weights = None
         if self.norms is not None:
-            values = self.values[:, :, window.start : window.stop]
+            values = self.values[:, :, window]
             key_weights = projected_norms(module, values, query_heads // heads)  # [B, H, G, N]
             key_weights = nn.functional.pad(key_weights, (sinks, 0), value=1.0)
             query_weights = 1.0 / self.norms[:, None].expand(-1, heads, -1)

@@ -29,13 +29,7 @@ from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import OtherLayer, copies, without_padding
 from kvp.hf.calls import refuse_inside_block
 from kvp.hf.model_access import check_mode
-from kvp.hf.scorer_inputs import (
-    HiddenRecord,
-    HiddenRecorder,
-    LayerInputs,
-    ScorerInputs,
-    needs_scorer_inputs,
-)
+from kvp.hf.scorer_inputs import HiddenRecord, HiddenRecorder, ScorerInputs, needs_scorer_inputs
 from kvp.scoring import ALL_QUERIES, Needs, View
 
 _OUTSIDE = ("is_prompt_learning", "alora_invocation_tokens", "XLORA", "POLY", "SHADOW")
@@ -134,7 +128,7 @@ class Prefill:
         """
         if needs.future and future is None:
             raise ValueError("this scorer reads future attention: pass future=")
-        extras = (LayerInputs(),) * len(self.keys)
+        extras: list[dict[str, Any]] = [{}] * len(self.keys)
         if needs_scorer_inputs(needs):
             if self.inputs is None:
                 raise ValueError("this scorer reads more than keys, values and queries: set inputs")
@@ -156,7 +150,7 @@ class Prefill:
                 question=self.question + self.fed_again if asked else 0,
                 queries=self._recent_queries(index, needs),
                 future=None if future is None else future[index],
-                **vars(extras[index]),
+                **extras[index],
             )
 
     def _recent_queries(self, layer: int, needs: Needs) -> Tensor | None:

@@ -22,22 +22,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kvp.data.encode import template_frame
 from kvp.errors import ModelError, UsageError
 from kvp.hf.cache_layers import OtherLayer
-from kvp.hf.extra_passes import SoftmaxWindow, run_pass
+from kvp.hf.extra_passes import run_pass
 from kvp.hf.model_access import attention_modules, query_projection, rope_of, states_watched
 from kvp.rope import Rope
 from kvp.scoring import HiddenStates, Needs, Noise, Reconstruction, Scorer
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerInputs:
-    """Fields of one layer's `View` filled by a `ScorerInputs`; None where not requested."""
-
-    rope: Rope | None = None
-    hidden: HiddenStates | None = None
-    reconstruction: Tensor | None = None
-    noise: Tensor | None = None
-    text: str | None = None
-
 
 _OF_PROMPT = {
     "rope": "the queries of the whole prompt",
@@ -123,8 +111,8 @@ class ScorerInputs:
         """Cached tokens, N."""
         return self._keys[0].shape[2]
 
-    def for_needs(self, needs: Needs) -> tuple[LayerInputs, ...]:
-        """One `LayerInputs` per layer with exactly what `needs` lists.
+    def for_needs(self, needs: Needs) -> list[dict[str, Any]]:
+        """Per layer the fields of its `View` that are filled from here, None where not requested.
 
         Raises UsageError when the tokenizer or the token ids are missing, ModelError when the model
         cannot tell, ValueError when the prefill did not record `needs.hidden_after`.
@@ -135,16 +123,16 @@ class ScorerInputs:
         spec, after = needs.reconstruction, needs.hidden_after
         reconstruction = self.reconstruction(spec) if spec else nothing
         noise = self.noise(needs.noise) if needs.noise else nothing
-        return tuple(
-            LayerInputs(
-                rope=rope,
-                hidden=self.hidden(after, layer, every=needs.every_state),
-                reconstruction=reconstruction[layer],
-                noise=noise[layer],
-                text=text,
-            )
+        return [
+            {
+                "rope": rope,
+                "hidden": self.hidden(after, layer, every=needs.every_state),
+                "reconstruction": reconstruction[layer],
+                "noise": noise[layer],
+                "text": text,
+            }
             for layer in range(len(nothing))
-        )
+        ]
 
     def rope(self) -> Rope:
         """The model's rotary embedding at this length."""
@@ -199,7 +187,7 @@ class ScorerInputs:
                     tokenizer=self._tokenizer,
                 ).expand(len(self._keys[0]), -1)
             ids = fed.to(self._keys[0].device)
-            self._signals[spec] = tuple(self._pass(ids, SoftmaxWindow(start=0, stop=self.tokens)))
+            self._signals[spec] = tuple(self._pass(ids, slice(0, self.tokens)))
         return self._signals[spec]
 
     def text(self, last: int) -> str:
@@ -216,20 +204,16 @@ class ScorerInputs:
             for keys in self._keys
         ]
         for part, fed in reconstruction_inputs(ids.to(self._keys[0].device), tokenizer, spec.chunk):
-            window = SoftmaxWindow(start=part.start, stop=part.stop, sinks=spec.sinks)
-            if spec.full:
-                window = SoftmaxWindow(start=0, stop=self.tokens)
-            passed = self._pass(fed, window, weighted=spec.weighted)
+            window = slice(0, self.tokens) if spec.full else part
+            passed = self._pass(fed, window, sinks=spec.sinks, weighted=spec.weighted)
             for signal, received in zip(signals, passed, strict=True):
-                best = signal[..., window.start : window.stop]  # [B, H, tokens of the window]
+                best = signal[..., window]  # [B, H, tokens of the window]
                 torch.maximum(best, received, out=best)
         return tuple(signals)
 
-    def _pass(self, fed: Tensor, window: SoftmaxWindow, *, weighted: bool = False) -> list[Tensor]:
-        return run_pass(
-            self._model, self._keys, self._values, fed, window,
-            others=self._others, weighted=weighted,
-        )  # fmt: skip
+    def _pass(self, fed: Tensor, window: slice, **options: Any) -> list[Tensor]:  # noqa: ANN401
+        model, keys, values = self._model, self._keys, self._values
+        return run_pass(model, keys, values, fed, window, others=self._others, **options)
 
     def _tokenizer_and_ids(self, purpose: str) -> tuple[PreTrainedTokenizerBase, Tensor]:
         if self._tokenizer is None:

@@ -348,11 +348,11 @@ def test_views_carry_the_scorer_inputs(model, prompt, letters, text, generate):
         )
         for layer, extras in enumerate(scorer_inputs.for_needs(scorer.needs)):
             view = scorer.views[3 * index + layer]
-            assert view.text == extras.text
+            assert view.text == extras["text"]
             for mine, single in (
-                (view.reconstruction, extras.reconstruction),
-                (view.noise, extras.noise),
-                (view.hidden.variance, extras.hidden.variance),
+                (view.reconstruction, extras["reconstruction"]),
+                (view.noise, extras["noise"]),
+                (view.hidden.variance, extras["hidden"].variance),
             ):
                 assert (mine - single).abs().max() <= 1e-4
         cache = prefill_and_evict(model, sequence, scorer, "50%", PROTECTION, **options)

@@ -166,8 +166,8 @@ def test_each_spec_is_computed_once(qwen, prompt, tokenizer):
     assert len(calls) == 4 + 1
     again = scorer_inputs.for_needs(Needs(reconstruction=Reconstruction(chunk=10)))
     assert len(calls) == 5
-    assert again[1].reconstruction is first[1].reconstruction
-    assert again[1].noise is None
+    assert again[1]["reconstruction"] is first[1]["reconstruction"]
+    assert again[1]["noise"] is None
     scorer_inputs.for_needs(Needs(rope=True, text=3))
     assert len(calls) == 5
     handle.remove()
