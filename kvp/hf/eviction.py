@@ -442,17 +442,9 @@ class EvictingBlock(AbstractContextManager[Kept]):
         prompts = cache.turn.prompts
         budgets = [budget_tokens(rule.budget, length, rule.protection) for length in prompts]
         if step.padding is not None:
-            seen = Prefill(
-                keys=tuple(layer.keys for layer in cache.stored.values()),
-                values=tuple(layer.values for layer in cache.stored.values()),
-                layers=tuple(cache.stored),
-                cache=cache,
-                queries=() if cache.recorder is None else cache.recorder.queries,
-                hidden=None if step.hidden is None else step.hidden.record,
-                others=cache.others,
-            )
             evict(
-                self.model, seen, rule, padding=step.padding, budgets=budgets,
+                self.model, Prefill.of(cache, step.hidden), rule,
+                padding=step.padding, budgets=budgets,
                 input_ids=step.fed if step.fed.ndim == 2 else None, tokenizer=self.tokenizer,
             )  # fmt: skip
         else:

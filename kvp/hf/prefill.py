@@ -98,6 +98,20 @@ class Prefill:
     fed_again: int = 0
     """Last tokens that are fed once more after the eviction."""
 
+    @classmethod
+    def of(cls, cache: EvictingCache, hidden: HiddenRecorder | None = None) -> Prefill:
+        """What a pass left behind in `cache`, whose recorder has its queries, and in `hidden`."""
+        layers = cache.stored.values()
+        return cls(
+            keys=tuple(layer.keys for layer in layers),
+            values=tuple(layer.values for layer in layers),
+            queries=() if cache.recorder is None else cache.recorder.queries,
+            layers=tuple(cache.stored),
+            cache=cache,
+            hidden=None if hidden is None else hidden.record,
+            others=cache.others,
+        )
+
     def with_inputs(
         self,
         model: PreTrainedModel,
@@ -192,8 +206,7 @@ def observe(
     cache = EvictingCache.of(model.config) if cache is None else cache
     if cache.evicted:
         raise UsageError("observe needs a cache that still holds every token it has seen")
-    recorder = QueryRecorder(queries)
-    cache.recorder = recorder if queries else None
+    cache.recorder = QueryRecorder(queries) if queries else None
     states = HiddenRecorder(hidden_after, every=every_state) if hidden_after else None
     try:
         with kvp_attention_set(model), nullcontext() if states is None else states.recording(model):
@@ -203,19 +216,11 @@ def observe(
                 position = cache.get_seq_length()
                 next_logits(model, part, cache, position, keep=1)
             others = copies(cache.others)
+        seen = Prefill.of(cache, states)
     finally:
         cache.recorder = None
-    return Prefill(
-        keys=tuple(layer.keys for layer in cache.stored.values()),
-        values=tuple(layer.values for layer in cache.stored.values()),
-        queries=recorder.queries,
-        layers=tuple(cache.stored),
-        cache=cache,
-        hidden=None if states is None else states.record,
-        others=others,
-        others_kept=kept if split else others,
-        fed_again=fed_again,
-    )
+    others_kept = kept if split else others
+    return replace(seen, others=others, others_kept=others_kept, fed_again=fed_again)
 
 
 def prefill(

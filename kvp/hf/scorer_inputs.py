@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -103,7 +104,6 @@ class ScorerInputs:
         self._hidden = hidden
         self._others = others
         self._tokenizer = tokenizer
-        self._rope: Rope | None = None
         self._signals: dict[Reconstruction | Noise, tuple[Tensor, ...]] = {}
 
     @property
@@ -118,7 +118,7 @@ class ScorerInputs:
         cannot tell, ValueError when the prefill did not record `needs.hidden_after`.
         """
         nothing = (None,) * len(self._keys)
-        rope = self.rope() if needs.rope else None
+        rope = self.rope if needs.rope else None
         text = self.text(needs.text) if needs.text else None
         spec, after = needs.reconstruction, needs.hidden_after
         reconstruction = self.reconstruction(spec) if spec else nothing
@@ -134,11 +134,10 @@ class ScorerInputs:
             for layer in range(len(nothing))
         ]
 
+    @cached_property
     def rope(self) -> Rope:
         """The model's rotary embedding at this length."""
-        if self._rope is None:
-            self._rope = rope_of(self._model, self.tokens)
-        return self._rope
+        return rope_of(self._model, self.tokens)
 
     def hidden(self, after: int | None, layer: int, *, every: bool = False) -> HiddenStates | None:
         """Statistics of the states entering a layer's attention, first `after` tokens left out.
@@ -314,13 +313,11 @@ _Moments = tuple[int, Tensor, Tensor]
 """Tokens, mean [W] and sum of squared deviations [W] of a prompt's states in one layer."""
 
 
-def _join_moments(moments: _Moments | None, states: Tensor) -> _Moments:
+def _join_moments(moments: _Moments, states: Tensor) -> _Moments:
     """Moments of the tokens before and of `states` [S, W] float32."""
+    before, old, squares = moments
     count, mean = states.shape[0], states.mean(dim=0)
     square = (states - mean).square().sum(dim=0)
-    if moments is None:
-        return count, mean, square
-    before, old, squares = moments
     gap, total = mean - old, before + count
     square = square + gap.square() * (before * count / total)
     return total, old + gap * (count / total), squares + square
@@ -360,19 +357,16 @@ class HiddenRecorder:
         return HiddenRecord(moments=moments, states=states)
 
     def _add(self, layer: int, states: Tensor) -> None:
-        batch, tokens, _ = states.shape
+        batch, tokens, width = states.shape
         if self._every:
             self._states[layer].append(states.detach())
-        for after, moments_of in self._moments.items():
-            before = moments_of.get(layer)
-            now: list[_Moments] = []
-            for prompt in range(batch):
-                moments, start = None if before is None else before[prompt], 0
-                if moments is None:
+        zero = torch.zeros(width, device=states.device)
+        for after, of_layers in self._moments.items():
+            of_prompts = of_layers.setdefault(layer, [(0, zero, zero)] * batch)
+            for prompt, moments in enumerate(of_prompts):
+                start = 0
+                if not moments[0]:  # it begins
                     pad = self._padding[prompt] if self._padding else 0
                     start = pad + min(after, tokens - pad - 1)
                 for part in states[prompt, start:].split(_BLOCK):  # type: ignore[no-untyped-call]
-                    moments = _join_moments(moments, part.detach().float())
-                assert moments is not None
-                now.append(moments)
-            moments_of[layer] = now
+                    of_prompts[prompt] = _join_moments(of_prompts[prompt], part.detach().float())

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -48,11 +48,11 @@ class RankingContext:
     def drop_protected(self, protection: Protection) -> RankingContext:
         """The tokens that are not protected; at least two must remain."""
         kept = protection.competing(self.length)
-        return RankingContext(
+        return replace(
+            self,
             keys=self.keys[:, kept],
             values=self.values[:, kept],
             positions=self.positions[kept],
-            length=self.length,
             importance=self.importance[:, kept],
             recent=None if self.recent is None else self.recent[:, kept],
         )

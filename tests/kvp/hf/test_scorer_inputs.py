@@ -126,7 +126,7 @@ def test_model_and_cache_stay_as_they_were(model, prompt, tokenizer):
     scorer_inputs = ScorerInputs(model, ids, seen.keys, seen.values, tokenizer=tokenizer)
     scorer_inputs.reconstruction(Reconstruction(chunk=9, weighted=True))
     scorer_inputs.noise(Noise())
-    scorer_inputs.rope()
+    _ = scorer_inputs.rope
     assert model.config._attn_implementation == "sdpa"
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
     assert seen.cache.get_seq_length() == 31
