@@ -360,7 +360,7 @@ class HiddenRecorder:
         batch, tokens, width = states.shape
         if self._every:
             self._states[layer].append(states.detach())
-        zero = torch.zeros(width, device=states.device)
+        zero = torch.zeros(width, dtype=torch.float32, device=states.device)
         for after, of_layers in self._moments.items():
             of_prompts = of_layers.setdefault(layer, [(0, zero, zero)] * batch)
             for prompt, moments in enumerate(of_prompts):
