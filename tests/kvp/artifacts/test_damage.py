@@ -330,6 +330,7 @@ DAMAGES = [
     ("policy", "policy.json", "gone", ("has no policy.json: it is not a policy directory",)),
     ("store", RECORD, "gone", ("no sequence 0",)),
     ("store", "manifest.json", "gone", ("is not a trace store",)),
+    ("store", "output_gram.safetensors", "last bit", ("is damaged",)),
     *(("store", shard, damage, (f"{shard} is damaged or missing", f"delete {{}}/{RECORD}"))
       for shard in SHARDS for damage in ("empty", "short", "gone")),
     *(("run", CHECKPOINT, damage, ("is damaged; delete it",))

@@ -101,14 +101,8 @@ def test_contradictory_records_are_refused(plan, make_trace, field, value, compl
     assert SequenceRecord.from_dict(record.to_dict()) == record
 
 
-def test_the_output_projection_is_kept_and_checked(tmp_path, plan, manifest):
+def test_the_output_projection_is_kept(tmp_path, plan, manifest):
     gram = torch.rand(2, 2, 4, 4, generator=torch.Generator().manual_seed(0))
     TraceWriter.create_or_resume(tmp_path / "store", plan, manifest, gram).close()
     result = TraceReader(tmp_path / "store").output_gram()
     assert torch.equal(result, gram)
-    path = tmp_path / "store" / "output_gram.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(StoreError, match=r"output_gram\.safetensors is damaged"):
-        TraceReader(tmp_path / "store")
