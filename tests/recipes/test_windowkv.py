@@ -204,7 +204,8 @@ def test_what_is_no_classifier_is_one_line(recipe, tmp_path):
 
 
 FILLER = "The council met in the old hall and the weather was mild for the season. " * 12
-
+SUMMARY = "Write a one-page summary of the letters below.\n\n" + FILLER
+STORY = 'Who would come? "Find the key," she said, "and count the rest." ' + FILLER
 QUESTIONS = [
     "Who signed the treaty of the two rivers?",
     "Question: In which year did the mill burn down?\nAnswer:",
@@ -230,44 +231,27 @@ SPREAD = [
     "Query: Summarize what the treasurer said.\nAnswer:",
     "Count every sheep that the story names. Do not explain. Keep it short.",
 ]
-CONTEXTS_THAT_SAY_IT = [
+WORDINGS = [
+    *((f"{before}\n{asked}", QA) for asked in QUESTIONS for before in ("", FILLER)),
+    *((f"{before}\n{asked}", AGGREGATION) for asked in SPREAD
+      for before in ("", "The council met in the old hall. ")),
+    # Contexts whose beginning says what will be asked; the question is not there yet.
     ("Memorize the words that appear most often.\n1. rope 2. lamp 3. rope 4. oar\n", AGGREGATION),
     ("Find the three most frequent words. xuqa ... lomu xuqa ... pity xuqa", AGGREGATION),
-    ("Write a one-page summary of the letters below.\n\n" + FILLER, AGGREGATION),
+    (SUMMARY, AGGREGATION),
     ("A number is hidden in this text. Make sure to memorize it.\n" + FILLER, QA),
     ("Answer the question with the passages below.\n\n" + FILLER, QA),
-]
-"""Contexts whose beginning says what will be asked; the question is not there yet."""
+    # The question decides against the beginning.
+    (SUMMARY + "\nWho met in the old hall?", QA),
+    ("Memorize all numbers.\n" + FILLER + "\nSummarize it.", AGGREGATION),
+    # Words of running text ask for nothing.
+    *((text, None) for text in (STORY, FILLER, "", "Hello there")),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("before", ["", FILLER])
-@pytest.mark.parametrize("request_text", QUESTIONS)
-def test_questions_ask_for_a_place(recipe, request_text, before):
-    assert recipe["task_types"].guess_task_type(before + "\n" + request_text) == QA
-
-
-@pytest.mark.parametrize("before", ["", "The council met in the old hall. "])
-@pytest.mark.parametrize("request_text", SPREAD)
-def test_summaries_code_and_counting_ask_for_the_whole(recipe, request_text, before):
-    assert recipe["task_types"].guess_task_type(before + "\n" + request_text) == AGGREGATION
-
-
-@pytest.mark.parametrize(("context", "expected"), CONTEXTS_THAT_SAY_IT)
-def test_where_the_question_is_not_seen_the_beginning_says_what_it_will_be(
-    recipe, context, expected
-):
-    assert recipe["task_types"].guess_task_type(context) == expected
-
-
-def test_the_question_decides_against_the_beginning(recipe):
-    guess = recipe["task_types"].guess_task_type
-    context = "Write a one-page summary of the letters below.\n\n" + FILLER
-    assert guess(context + "\nWho met in the old hall?") == QA
-    assert guess("Memorize all numbers.\n" + FILLER + "\nSummarize it.") == AGGREGATION
-
-
-def test_words_of_running_text_ask_for_nothing(recipe):
-    guess, unasked = recipe["task_types"].guess_task_type, recipe["task_types"].UNASKED
-    story = 'Who would come? "Find the key," she said, "and count the rest." ' + FILLER
-    assert guess(story) == guess(FILLER) == unasked
-    assert guess("") == guess("Hello there") == unasked
+@pytest.mark.parametrize(("text", "expected"), WORDINGS, ids=range(len(WORDINGS)))
+def test_wordings_tell_the_task(recipe, text, expected):
+    """`None` stands for what the recipe takes where nothing is asked."""
+    task_types = recipe["task_types"]
+    wanted = task_types.UNASKED if expected is None else expected
+    assert task_types.guess_task_type(text) == wanted
