@@ -127,6 +127,14 @@ def distance(ours, theirs):
     return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
 
+def turned(model, projected):
+    """Queries [1, Q, N, D] of projections [1, N, Q D], turned by RoPE."""
+    heads = projected.view(*projected.shape[:2], 4, 64).transpose(1, 2)
+    cos, sin = model.model.rotary_emb(torch.zeros(1), torch.arange(heads.shape[2])[None])
+    rotated = torch.cat([-heads[..., 32:], heads[..., :32]], -1)
+    return heads * cos[:, None] + rotated * sin[:, None]
+
+
 @pytest.mark.parametrize(
     ("cache", "limit"), [*zip(CACHES, (3e-3, 3e-3, 3e-3, 2e-2, 2e-2, 0.15), strict=True)]
 )
@@ -144,15 +152,11 @@ def test_a_view_has_what_transformers_has(pair, cache, limit):
         cached = pair.model(torch.tensor([ids]), use_cache=True).past_key_values
     for hook in hooks:
         hook.remove()
-    cos, sin = pair.model.model.rotary_emb(torch.zeros(1), torch.arange(100)[None])
     for view, theirs, query in zip(views, cached.layers, queries, strict=True):
         assert distance(view.keys, theirs.keys) < limit
         assert distance(view.values, theirs.values) < limit
-        heads = query.view(1, 100, 4, 64).transpose(1, 2)
-        turned = torch.cat([-heads[..., 32:], heads[..., :32]], -1)
-        expected = (heads * cos[:, None] + turned * sin[:, None])[:, :, -32:]
         assert view.queries is not None
-        assert distance(view.queries, expected) < limit
+        assert distance(view.queries, turned(pair.model, query)[:, :, -32:]) < limit
         assert view.positions.tolist() == [list(range(100))]
     llama.close()
 
@@ -297,10 +301,7 @@ def test_queries_are_read_right_after_a_cut(pair, llama, method, protection):
     pair.logits(ids, first[..., :-count], of=count)
     hook.remove()
     (*_, view) = engine.views(engine.read(), Needs(queries=count), 30, ids, first, count)
-    theirs = asked[0].view(1, 128, 4, 64).transpose(1, 2)[:, :, -count:]
-    cos, sin = pair.model.model.rotary_emb(torch.zeros(1), torch.arange(128)[None, -count:])
-    turned = torch.cat([-theirs[..., 32:], theirs[..., :32]], -1)
-    assert distance(view.queries, theirs * cos[:, None] + turned * sin[:, None]) < 5e-3
+    assert distance(view.queries, turned(pair.model, asked[0])[:, :, -count:]) < 5e-3
     second = shrink(llama, scorer, "50%", protection).positions
     assert second.shape[-1] == first.shape[-1] // 2
     for of_second, of_first in zip(second.reshape(4, -1), first.reshape(4, -1), strict=True):
@@ -445,6 +446,10 @@ def test_cells_that_something_else_has_cut_are_refused(llama):
         shrink(llama, make_scorer("keydiff"), 30)
 
 
+def enter(llama, cells=96, method="keydiff"):
+    bounded(llama, make_scorer(method), cells).__enter__()
+
+
 @pytest.mark.parametrize(
     ("act", "error", "expected"),
     [
@@ -464,21 +469,9 @@ def test_cells_that_something_else_has_cut_are_refused(llama):
             UsageError,
             "fewer than the 20 protected",
         ),
-        (
-            lambda llama: bounded(llama, make_scorer("keydiff"), 40).__enter__(),
-            UsageError,
-            "give 80 to 256",
-        ),
-        (
-            lambda llama: bounded(llama, make_scorer("keydiff"), 4096).__enter__(),
-            UsageError,
-            r"n_ctx \(256\)",
-        ),
-        (
-            lambda llama: bounded(llama, make_scorer("keydiff"), 80.5).__enter__(),
-            UsageError,
-            "80.5",
-        ),
+        (lambda llama: enter(llama, 40), UsageError, "give 80 to 256"),
+        (lambda llama: enter(llama, 4096), UsageError, r"n_ctx \(256\)"),
+        (lambda llama: enter(llama, 80.5), UsageError, "80.5"),
         (lambda llama: shrink(None, make_scorer("keydiff"), 40), UsageError, "NoneType: give a"),
     ],
 )
@@ -504,7 +497,7 @@ def test_a_bound_refuses_before_it_reads(llama, scorer, error):
 def test_more_cells_than_trained_positions_are_refused(pair):
     llama = pair.load(n_ctx=1024)
     with pytest.raises(UsageError, match="cells=512: give 80 to 256, the smaller one of n_ctx"):
-        bounded(llama, make_scorer("keydiff"), 512).__enter__()
+        enter(llama, 512)
     with bounded(llama, make_scorer("keydiff")) as kept:
         llama.eval(ids_of(700))
         assert kept.kept <= 256
@@ -515,34 +508,27 @@ def test_a_bound_evicts_alone(llama):
     with bounded(llama, make_scorer("keydiff"), 96) as kept:
         llama.eval(ids_of(90))
         with pytest.raises(UsageError, match="is within bounded"):
-            bounded(llama, make_scorer("keydiff"), 96).__enter__()
+            enter(llama)
         with pytest.raises(UsageError, match="is within bounded"):
             shrink(llama, make_scorer("keydiff"), 40)
         llama.eval(ids_of(90))
         assert kept.seen == 180
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [({"embedding": True}, "no cache to cut"), ({"vocab_only": True}, "no cache to cut")],
-)
-def test_a_llama_without_such_a_cache_is_refused(pair, settings, expected):
-    llama = pair.load(**settings)
-    for act in (lambda: shrink(llama, make_scorer("keydiff"), 40), lambda: _enter(llama)):
-        with pytest.raises(ModelError, match=expected):
+@pytest.mark.parametrize("setting", ["embedding", "vocab_only"])
+def test_a_llama_without_such_a_cache_is_refused(pair, setting):
+    llama = pair.load(**{setting: True})
+    for act in (lambda: shrink(llama, make_scorer("keydiff"), 40), lambda: enter(llama)):
+        with pytest.raises(ModelError, match="no cache to cut"):
             act()
     llama.close()
-
-
-def _enter(llama):
-    bounded(llama, make_scorer("keydiff"), 96).__enter__()
 
 
 def test_a_closed_llama_is_refused_and_a_block_ends_after_it(pair):
     llama = pair.load()
     with bounded(llama, make_scorer("keydiff"), 96):
         llama.close()
-    for act in (lambda: shrink(llama, make_scorer("keydiff"), 40), lambda: _enter(llama)):
+    for act in (lambda: shrink(llama, make_scorer("keydiff"), 40), lambda: enter(llama)):
         with pytest.raises(UsageError, match="that is not closed"):
             act()
 
