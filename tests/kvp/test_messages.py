@@ -5,8 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
@@ -215,19 +215,14 @@ def test_whatever_a_template_does_is_one_line(model_folder, model, tmp_path, cap
 
 
 def test_threads_do_not_get_the_chats_of_others(using):
-    tokenizer, answers = using(PLAIN), {}
+    tokenizer = using(PLAIN)
 
     def ask(number):
-        for _ in range(20):
-            answers.setdefault(number, set()).add(render_chat(turns(f"{number}" * 999), tokenizer))
+        return {render_chat(turns(f"{number}" * 999), tokenizer) for _ in range(20)}
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for number in range(8):
-        assert answers[number] == {f"<|start|>user\n{f'{number}' * 999}<|end|>\n"}
+    with ThreadPoolExecutor(8) as threads:
+        for number, answers in enumerate(threads.map(ask, range(8))):
+            assert answers == {f"<|start|>user\n{f'{number}' * 999}<|end|>\n"}
 
 
 def test_after_a_template_that_never_ends_nothing_is_left_behind(using):

@@ -4,6 +4,7 @@ import copy
 import re
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
@@ -121,7 +122,6 @@ def test_threads_keep_their_calls_apart(qwen, prompt, generate):
         with evicting(qwen, ByHidden(), 22):
             expected.append(generate(qwen, ids, 4))
     together = threading.Barrier(4)
-    results = {}
     met = set()
 
     def meet(module, args):
@@ -129,23 +129,15 @@ def test_threads_keep_their_calls_apart(qwen, prompt, generate):
             met.add(threading.get_ident())
             together.wait(60)
 
-    def run(index):
-        results[index] = generate(qwen, prompts[index], 4)
-
     handle = qwen.model.layers[1].register_forward_pre_hook(meet)
-    with evicting(qwen, ByHidden(), 22):
-        threads = [
-            threading.Thread(target=copy_context().run, args=(run, index)) for index in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+    with evicting(qwen, ByHidden(), 22), ThreadPoolExecutor(4) as threads:
+        running = [threads.submit(copy_context().run, generate, qwen, ids, 4) for ids in prompts]
+        results = [one.result(60) for one in running]
     handle.remove()
-    for index, alone in enumerate(expected):
-        assert stored(results[index]) == 22 + 3
-        assert results[index].past_key_values.recorder is None
-        assert torch.equal(results[index].sequences, alone.sequences)
+    for result, alone in zip(results, expected, strict=True):
+        assert stored(result) == 22 + 3
+        assert result.past_key_values.recorder is None
+        assert torch.equal(result.sequences, alone.sequences)
 
 
 def test_the_callers_own_empty_cache_is_filled(qwen, prompt, by_content, generate):

@@ -138,7 +138,7 @@ def test_a_block_may_be_left_from_anywhere(qwen, fixed, held, build, prompt, gen
 def test_two_threads_each_in_a_block_of_one_model(qwen, fixed, held, first_out):
     """Blocks overlap and end in either order; each has its own budget, and the model comes back."""
     qwen.set_attn_implementation("sdpa")
-    budgets, counts = (22, 30), [0, 0]
+    budgets = (22, 30)
     both, once = threading.Barrier(2), threading.Event()
 
     def run(index):
@@ -148,15 +148,12 @@ def test_two_threads_each_in_a_block_of_one_model(qwen, fixed, held, first_out):
             both.wait(60)
             if index != first_out:
                 once.wait(60)
-            counts[index] = held()
+            count = held()
         once.set()
+        return count
 
-    threads = [threading.Thread(target=run, args=(index,)) for index in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert counts == list(budgets)
+    with ThreadPoolExecutor(2) as threads:
+        assert tuple(threads.map(run, (0, 1))) == budgets
     assert held() == TOKENS
     assert qwen.config._attn_implementation == "sdpa"
     assert not {"forward", "generate", "init_continuous_batching"} & {*vars(qwen)}
