@@ -20,6 +20,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+import torch.nn.functional as F
 
 hypothesis.settings.register_profile("kvp", deadline=None)  # machines are busy
 hypothesis.settings.load_profile("kvp")
@@ -224,6 +225,46 @@ def model_folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def letters():
+    """Make a tokenizer with one id per character, below 64; with `chat` also a template."""
+
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    def make(*, chat=False):
+        tokens = ["<pad>", "<u>", "<e>", "<a>", *"abcdefghijklmnopqrstuvwxyzR \n.,0123456789"]
+        vocabulary = {token: index for index, token in enumerate(tokens)}
+        backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        backend.decoder = decoders.Fuse()
+        return PreTrainedTokenizerFast(
+            tokenizer_object=backend,
+            pad_token="<pad>",
+            additional_special_tokens=tokens[1:4],
+            chat_template="<u>{{ messages[0].content }}<e>"
+            "{% if add_generation_prompt %}<a>{% endif %}"
+            if chat
+            else None,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def left_padded():
+    """Token ids [B, T] of rows [T or fewer], and their mask."""
+
+    def pad(rows):
+        width = max(len(row) for row in rows)
+        pads = [width - len(row) for row in rows]
+        ids = [F.pad(row, (pad, 0)) for row, pad in zip(rows, pads, strict=True)]
+        mask = (torch.arange(width) >= torch.tensor(pads)[:, None]).long()
+        return torch.stack(ids), mask
+
+    return pad
+
+
 # Imports once, then forks a program per line of input: its environment and arguments as JSON. A
 # line that holds a number waits for that process.
 _FORKING = textwrap.dedent(
@@ -351,6 +392,38 @@ def prefix(s3_environment):
     from kvp.artifacts.addresses import place
 
     return place(f"s3://bucket/test{next(_NUMBERS)}")
+
+
+@pytest.fixture(scope="session")
+def make_trace():
+    """Makes the trace of a sequence of a plan's store, from its index alone but for `changes`."""
+    from kvp.store import SequenceRecord, Trace
+
+    def build(plan, index, **changes):
+        generator = torch.Generator().manual_seed(index)
+        tokens = changes.get("length", plan.max_tokens - 1 - index % 5)
+        size, dtype = plan.geometry, getattr(torch, plan.dtype)
+
+        def noise(*shape):
+            return torch.randn(*shape, size.head_dim, generator=generator).to(dtype)
+
+        facts = {
+            "id": f"sample-{index}", "task": "niah",
+            "split": "validation" if index % 2 else "train", "length": tokens,
+            "context_length": tokens - 6, "prompt_length": tokens - 4,
+            "token_ids": tuple(range(index, index + tokens)),
+            "reply_spans": ((tokens - 4, tokens),), "references": ("naïve ✓", "two"),
+            "max_new_tokens": 8, "metric": "string_match_all",
+        }  # fmt: skip
+        heads = (size.layers, size.kv_heads)
+        queries, keys = noise(*heads, size.group, tokens), noise(*heads, tokens)
+        return Trace(
+            record=SequenceRecord(index=index, **facts | changes),
+            queries=queries if plan.store_queries else None, keys=keys,
+            values=noise(*heads, tokens),
+        )  # fmt: skip
+
+    return build
 
 
 @pytest.fixture(scope="session")

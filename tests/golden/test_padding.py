@@ -5,8 +5,7 @@ The model computes in float64, so that both runs agree to rounding and no near t
 
 import pytest
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from kvp.hf import evicting
 from kvp.ranking import UNPROTECTED, Protection
@@ -31,23 +30,9 @@ def model():
     return Qwen2ForCausalLM(config).double().requires_grad_(False).train(False)
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    words = ["<pad>", *"abcdefghijklmnopqrstuvwxyzR \n.,0123456789"]
-    backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<pad>"))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>")
-
-
-def kept(spec, model, tokenizer, prompts, protection):
+def kept(spec, model, tokenizer, batch, protection):
     """Positions that stay, per prompt, layer and KV head, of one left-padded batch."""
-    longest = max(len(prompt) for prompt in prompts)
-    ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for index, prompt in enumerate(prompts):
-        ids[index, longest - len(prompt) :] = prompt
-        mask[index, longest - len(prompt) :] = 1
+    ids, mask = batch
     scorer, allocator = make_method(spec)
     with evicting(model, scorer, "50%", protection, allocator=allocator, tokenizer=tokenizer):
         cache = model.generate(
@@ -60,18 +45,19 @@ def kept(spec, model, tokenizer, prompts, protection):
             [[p for p in head.tolist() if 0 <= p < end] for head in layer.positions[index]]
             for layer in cache.layers
         ]
-        for index in range(len(prompts))
+        for index in range(len(ids))
     ]
 
 
 @pytest.mark.parametrize("spec", [*METHOD_SPECS, *SPLIT_SPECS])
-def test_prompts_keep_what_they_keep_alone(spec, model, tokenizer):
+def test_prompts_keep_what_they_keep_alone(spec, model, letters, left_padded):
     generator = torch.Generator().manual_seed(8)
     prompts = [torch.randint(1, 42, (length,), generator=generator) for length in LENGTHS]
     protection = Protection(sinks=2, recents=3) if "+" in spec else UNPROTECTED
-    together = kept(spec, model, tokenizer, prompts, protection)
+    tokenizer = letters()
+    together = kept(spec, model, tokenizer, left_padded(prompts), protection)
     for prompt, result in zip(prompts, together, strict=True):
-        assert result == kept(spec, model, tokenizer, [prompt], protection)[0]
+        assert result == kept(spec, model, tokenizer, left_padded([prompt]), protection)[0]
         budget = (len(prompt) + 1) // 2
         if "self_sized" not in spec:
             assert sum(len(head) for layer in result for head in layer) == 3 * 2 * budget

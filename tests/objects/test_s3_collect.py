@@ -5,27 +5,19 @@ import pytest
 
 @pytest.fixture(scope="module")
 def collectors(model_folder, fork_server):
-    """Runs of kvp collect with the flags of a small one."""
-    flags = f"--model {model_folder} --length 300 --train 8 --validation 2 --max-new-tokens 2"
+    """Runs of kvp collect with the flags of `collected`."""
+    flags = f"--model {model_folder} --length 300 --train 6 --validation 2 --max-new-tokens 2"
     return fork_server(
         "collect", *flags.split(), "--tasks", "niah_single_1",
         modules=("trace_collect.run", "obstore"), model=model_folder,
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def whole(collectors, tmp_path_factory):
-    """What one process writes to a disk."""
-    store = tmp_path_factory.mktemp("alone") / "store"
-    assert collectors.end(collectors.start(store, {})) == 0, collectors.errors.read_text()
-    return store
-
-
 @pytest.mark.parametrize("launcher", ["one", "torchrun"])
 def test_collected_onto_s3_as_onto_a_disk(
-    collectors, whole, prefix, s3_environment, launchers, launcher, assert_same_files
+    collectors, collected, prefix, s3_environment, launchers, launcher, assert_same_files
 ):
     started = [collectors.start(prefix, s3_environment | one) for one in launchers[launcher]]
     ends = [collectors.end(collector) for collector in started]
     assert ends == [0] * len(started), collectors.errors.read_text()
-    assert_same_files(prefix, whole)
+    assert_same_files(prefix, collected)

@@ -9,7 +9,7 @@ import torch
 from kvp.artifacts.addresses import files_below
 from kvp.errors import StoreError, UsageError
 from kvp.geometry import Geometry
-from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
+from kvp.store import StorePlan, TraceReader, TraceWriter
 from kvp.store.metadata import record_path
 from kvp.store.shards import shard_path
 from train.job.run_folder import RunFolder
@@ -23,25 +23,17 @@ PLAN = StorePlan(
 MANIFEST = {"identity": {"seed": 0}}
 
 
-def trace(index):
-    generator = torch.Generator().manual_seed(index)
-    tokens = PLAN.max_tokens - index
-    record = SequenceRecord(
-        index=index, id=f"s{index}", task="a", split="train", length=tokens, context_length=50,
-        prompt_length=60, token_ids=tuple(range(tokens)),
-    )  # fmt: skip
+@pytest.fixture
+def fill(make_trace):
+    """Write the store of `PLAN` to a place, and read it."""
 
-    def noise(*shape):
-        return torch.randn(*shape, tokens, 16, generator=generator).bfloat16()
+    def filled(path):
+        with TraceWriter.create_or_resume(path, PLAN, MANIFEST) as writer:
+            for index in writer.missing():
+                writer.write(make_trace(PLAN, index))
+        return TraceReader(path)
 
-    return Trace(record=record, queries=noise(3, 2, 2), keys=noise(3, 2), values=noise(3, 2))
-
-
-def fill(path):
-    with TraceWriter.create_or_resume(path, PLAN, MANIFEST) as writer:
-        for index in writer.missing():
-            writer.write(trace(index))
-    return TraceReader(path)
+    return filled
 
 
 def files(folder):
@@ -52,7 +44,7 @@ def files(folder):
     }
 
 
-def test_a_store_on_s3_has_the_bytes_of_one_on_disk(prefix, tmp_path, assert_same_tensors):
+def test_a_store_on_s3_has_the_bytes_of_one_on_disk(prefix, tmp_path, fill, assert_same_tensors):
     local, remote = fill(tmp_path / "store"), fill(prefix)
     assert files(tmp_path / "store") == files(prefix)
     assert remote.manifest == local.manifest
@@ -65,7 +57,7 @@ def test_a_store_on_s3_has_the_bytes_of_one_on_disk(prefix, tmp_path, assert_sam
         assert writer.missing() == []
 
 
-def test_some_heads_are_read_without_the_others(faults, through_proxy):
+def test_some_heads_are_read_without_the_others(faults, through_proxy, fill):
     fill(through_proxy)
     whole = TraceReader(through_proxy).kv(1)
     reader = TraceReader(through_proxy, heads=slice(3, 5))
@@ -77,7 +69,7 @@ def test_some_heads_are_read_without_the_others(faults, through_proxy):
     assert 2 * 2 <= len([sent for sent in ranges if sent]) <= 2 * (1 + 2)  # index and two heads
 
 
-def test_damage_is_named(prefix):
+def test_damage_is_named(prefix, fill):
     fill(prefix)
     shard = shard_path(prefix, "k", 2)
     whole = shard.read_bytes()

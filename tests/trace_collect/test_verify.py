@@ -1,40 +1,37 @@
 """`kvp verify`: whatever happens to a file is found, named, and can be mended as said."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kvp.geometry import Geometry
 from kvp.program.table import main as kvp
-from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
+from kvp.store import StorePlan, TraceReader, TraceWriter
 
 SPLITS = ("train", "train", "validation", "train", "test", "validation")
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=4)
 
 
-def begun(folder, sequences):
-    """A store of six random sequences, of which the first ones are there."""
-    plan = StorePlan(
-        geometry=GEOMETRY, dtype="float32", max_tokens=24, sequences=6, labels=("kvzip",)
-    )
-    with TraceWriter.create_or_resume(folder, plan, {"identity": {}}) as writer:
-        for index, split in enumerate(SPLITS[:sequences]):
-            record = SequenceRecord(
-                index=index, id=str(index), task="a", split=split, length=24, context_length=16,
-                prompt_length=20, token_ids=tuple(range(24)),
-            )  # fmt: skip
-            keys, values, *queries = torch.randn(4, 2, 2, 24, 4).unbind()
-            labels = {"kvzip": torch.rand(2, 2, 20)}
-            writer.write(
-                Trace(
-                    record=record, queries=torch.stack(queries, dim=2), keys=keys, values=values,
-                    labels=labels,
-                )
-            )  # fmt: skip
-    return folder
+@pytest.fixture
+def begun(make_trace):
+    """Write a store of six random sequences, of which the first ones are there."""
+
+    def write(folder, sequences):
+        plan = StorePlan(
+            geometry=GEOMETRY, dtype="float32", max_tokens=24, sequences=6, labels=("kvzip",)
+        )
+        with TraceWriter.create_or_resume(folder, plan, {"identity": {}}) as writer:
+            for index, split in enumerate(SPLITS[:sequences]):
+                trace = make_trace(plan, index, split=split, length=24)
+                writer.write(replace(trace, labels={"kvzip": torch.rand(2, 2, 20)}))
+        return folder
+
+    return write
 
 
 @pytest.fixture
-def store(tmp_path):
+def store(tmp_path, begun):
     return begun(tmp_path / "traces", 6)
 
 
@@ -75,7 +72,7 @@ def test_every_damaged_sequence_has_a_line(store, verify):
     assert f"delete NNNNNN.json of the damaged ones in {store}/sequences, then repeat" in error
 
 
-def test_missing_sequences_are_named(tmp_path, verify):
+def test_missing_sequences_are_named(tmp_path, begun, verify):
     store = begun(tmp_path / "traces", 4)
     code, output, error = verify(store)
     assert code == 2

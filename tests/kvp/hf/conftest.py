@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import (
     LlamaConfig,
@@ -19,7 +18,6 @@ from transformers import (
     Olmo2ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
-    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -156,29 +154,6 @@ def watched():
     return watching
 
 
-@pytest.fixture
-def letters():
-    """Make a tokenizer with one id per character, below 64; with `chat` also a template."""
-
-    def make(*, chat=False):
-        tokens = ["<pad>", "<u>", "<e>", "<a>", *"abcdefghijklmnopqrstuvwxyzR \n.,0123456789"]
-        vocabulary = {token: index for index, token in enumerate(tokens)}
-        backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-        backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-        backend.decoder = decoders.Fuse()
-        return PreTrainedTokenizerFast(
-            tokenizer_object=backend,
-            pad_token="<pad>",
-            additional_special_tokens=tokens[1:4],
-            chat_template="<u>{{ messages[0].content }}<e>"
-            "{% if add_generation_prompt %}<a>{% endif %}"
-            if chat
-            else None,
-        )
-
-    return make
-
-
 def attention_of(model, layer):
     """The attention module of a layer, without kvp."""
     projections = ("q_proj", "qkv_proj", "query_key_value", "c_attn", "query")
@@ -282,15 +257,6 @@ def held_by(cache, entry):
     }
 
 
-def left_padded(rows):
-    """Token ids [B, T] of rows [T or fewer], and their mask."""
-    width = max(len(row) for row in rows)
-    pads = [width - len(row) for row in rows]
-    ids = [nn.functional.pad(row, (pad, 0)) for row, pad in zip(rows, pads, strict=True)]
-    mask = (torch.arange(width) >= torch.tensor(pads)[:, None]).long()
-    return torch.stack(ids), mask
-
-
 @contextmanager
 def rows_noted(model, rows):
     """Every forward pass of a batch inside an evicting block, into `rows`."""
@@ -332,7 +298,7 @@ def noted():
 
 
 @pytest.fixture
-def conversation(generate):
+def conversation(generate, left_padded):
     """A batch of prompts, answers and turns inside `block`, as one `Row` per row of the last turn.
 
     `turns` has the rows' questions, token ids each; between two turns the cache goes on as it is,

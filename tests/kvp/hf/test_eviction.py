@@ -131,15 +131,11 @@ def test_evicting_around_generate(
 )
 @pytest.mark.parametrize("budget", [8, "60%", 30])
 def test_a_padded_batch_equals_each_prompt_alone(
-    qwen, prompt, by_content, budget, allocator, generate
+    qwen, prompt, by_content, budget, allocator, generate, left_padded
 ):
     """Lengths 40, 26 and 9, each prompt's budget split by itself; some keep everything."""
-    lengths = (40, 26, 9)
-    sequences = [prompt(length, seed=length) for length in lengths]
-    ids = torch.cat(
-        [torch.nn.functional.pad(sequence, (40 - sequence.shape[1], 0)) for sequence in sequences]
-    )
-    mask = torch.cat([(torch.arange(40) >= 40 - length).long()[None] for length in lengths])
+    sequences = [prompt(length, seed=length) for length in (40, 26, 9)]
+    ids, mask = left_padded([sequence[0] for sequence in sequences])
     with evicting(qwen, by_content(), budget, PROTECTION, allocator=allocator):
         together = generate(qwen, ids, 8, attention_mask=mask, output_logits=True)
         alone = [generate(qwen, sequence, 8, output_logits=True) for sequence in sequences]
@@ -326,15 +322,11 @@ class Everything:
 
 
 @pytest.mark.parametrize("text", [0, 5])
-def test_views_carry_the_scorer_inputs(model, prompt, letters, text, generate):
+def test_views_carry_the_scorer_inputs(model, prompt, letters, text, generate, left_padded):
     """Inside `evicting`, with a padded batch, as from a prefill of each prompt alone."""
     tokenizer = letters()
-    lengths = (30, 21)
-    sequences = [prompt(length, seed=length) for length in lengths]
-    ids = torch.cat(
-        [torch.nn.functional.pad(sequence, (30 - sequence.shape[1], 0)) for sequence in sequences]
-    )
-    mask = torch.cat([(torch.arange(30) >= 30 - length).long()[None] for length in lengths])
+    sequences = [prompt(length, seed=length) for length in (30, 21)]
+    ids, mask = left_padded([sequence[0] for sequence in sequences])
     scorer = Everything(text=text)
     hooks = len(model.model.layers[0].self_attn._forward_pre_hooks)
     options = {"allocator": make_allocator("global"), "tokenizer": tokenizer}

@@ -308,15 +308,14 @@ def _assert_same(found, expected):
 
 
 @pytest.mark.parametrize("family", HYBRID)
-def test_generate_evicts_from_the_layers_that_see_everything(family, prompt, generate):
+def test_generate_evicts_from_the_layers_that_see_everything(family, prompt, generate, left_padded):
     """Greedy answers of a left-padded batch are those of its prompts alone, and other layers go on.
 
     Every method sees the model's layer index.
     """
     model, scorer = build(family), Drawn()
     long, short = prompt(30), prompt(24, seed=5)
-    padded = torch.cat([long, torch.nn.functional.pad(short, (6, 0))])
-    mask = (padded != 0).long()
+    padded, mask = left_padded([long[0], short[0]])
     with evicting(model, scorer, 10, Protection(sinks=1, recents=2)):
         single = [generate(model, ids, 12) for ids in (long, short)]
         both = generate(model, padded, 12, attention_mask=mask)
