@@ -12,7 +12,7 @@ import textwrap
 import threading
 import time
 import urllib.request
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -64,6 +64,20 @@ def launchers():
             for task in range(2)
         ],
     }
+
+
+@pytest.fixture(scope="session")
+def one_line():
+    """As `pytest.raises`: the error is of one line, in which a text stands as it is."""
+
+    @contextmanager
+    def check(error, said="", match=None):
+        with pytest.raises(error, match=match) as caught:
+            yield caught
+        assert said in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    return check
 
 
 @pytest.fixture(autouse=True)

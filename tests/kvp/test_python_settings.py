@@ -46,9 +46,7 @@ def test_a_list_may_hold_objects():
         (kvp.evaluate, {"out": "y", "policies": [["a"]]}, "policies=[['a']] is an object; give"),
     ],
 )
-def test_mistakes_are_one_line(program, settings, message):
-    with pytest.raises(UsageError) as error:
+def test_mistakes_are_one_line(program, settings, message, one_line):
+    with one_line(UsageError, message) as error:
         program(**settings)
-    assert message in str(error.value)
     assert "--" not in str(error.value)
-    assert "\n" not in str(error.value)

@@ -121,12 +121,10 @@ def test_measures_by_hand(recipe, monkeypatch):
         ('{"prompt": "x", "label": "qa"}\n' * 3, ": 3 prompts; the last tenth is the test"),
     ],
 )
-def test_mistakes_are_one_line(recipe, tmp_path, lines, message):
+def test_mistakes_are_one_line(recipe, tmp_path, lines, message, one_line):
     (tmp_path / "bad.jsonl").write_text(lines)
-    with pytest.raises(UsageError) as error:
+    with one_line(UsageError, message):
         recipe["task_classifier"].run(tmp_path / "new", data=tmp_path / "bad.jsonl")
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
     with pytest.raises(UsageError, match="exists already: name a new folder"):
         recipe["task_classifier"].run(tmp_path)
     assert not (tmp_path / "new").exists()
@@ -195,12 +193,11 @@ def test_long_texts_lose_their_middle(recipe, tmp_path, count):
     assert ids == (every if count <= 8 else every[:4] + every[-4:])
 
 
-def test_what_is_no_classifier_is_one_line(recipe, tmp_path):
+def test_what_is_no_classifier_is_one_line(recipe, tmp_path, one_line):
     (tmp_path / "empty").mkdir()
     for folder in ("empty", "missing"):
-        with pytest.raises(ModelError, match="no text classifier there") as error:
+        with one_line(ModelError, match="no text classifier there"):
             recipe["task_types"].classify("1", str(tmp_path / folder))
-        assert "\n" not in str(error.value)
 
 
 FILLER = "The council met in the old hall and the weather was mild for the season. " * 12

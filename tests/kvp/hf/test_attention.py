@@ -49,11 +49,10 @@ class Attending(nn.Module):
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_evicting_cache_refuses_other_attention(qwen, prompt, attention):
+def test_evicting_cache_refuses_other_attention(qwen, prompt, attention, one_line):
     qwen.set_attn_implementation(attention)
-    with pytest.raises(ModelError, match="set_attn_implementation") as caught:
+    with one_line(ModelError, match="set_attn_implementation"):
         qwen(prompt(8), past_key_values=EvictingCache())
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ATTENTIONS.values())

@@ -221,12 +221,13 @@ BIAS = {"blk.0.attn_q.bias": np.ones(128, np.float32)}
         (LLAMA, {}, BIAS, "weights"),
     ],
 )
-def test_what_transformers_does_not_compute_is_refused(write, config, fields, tensors, message):
+def test_what_transformers_does_not_compute_is_refused(
+    write, config, fields, tensors, message, one_line
+):
     _, file = write(config, fields=fields, tensors=tensors)
-    with pytest.raises(ModelError, match=message) as refused:
+    with one_line(ModelError, match=message) as refused:
         load_model(file)
     assert str(refused.value).startswith(file)
-    assert "\n" not in str(refused.value)
     assert len(str(refused.value).removeprefix(file)) < 250
 
 

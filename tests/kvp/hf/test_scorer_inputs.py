@@ -178,14 +178,13 @@ def seen(qwen, prompt):
     return observe(qwen, prompt(12), queries=3, hidden_after=(4,))
 
 
-def test_what_is_missing_is_said_in_one_line(qwen, prompt, seen, tokenizer):
+def test_what_is_missing_is_said_in_one_line(qwen, prompt, seen, tokenizer, one_line):
     with pytest.raises(ValueError, match="set inputs"):
         next(iter(_prefill(seen).views(Needs(reconstruction=Reconstruction()), 7)))
     bare = ScorerInputs(qwen, None, seen.keys, seen.values)
     for needs in (Needs(reconstruction=Reconstruction()), Needs(text=3)):
-        with pytest.raises(UsageError, match="needs the tokenizer: pass tokenizer=") as caught:
+        with one_line(UsageError, match="needs the tokenizer: pass tokenizer="):
             bare.for_needs(needs)
-        assert "\n" not in str(caught.value)
     assert bare.noise(Noise())[0].shape == (1, 2, 12)  # random ids need no tokenizer
     embedded = ScorerInputs(qwen, None, seen.keys, seen.values, tokenizer=tokenizer)
     with pytest.raises(UsageError, match="pass input_ids, not inputs_embeds"):
@@ -198,11 +197,10 @@ def test_what_is_missing_is_said_in_one_line(qwen, prompt, seen, tokenizer):
         _inputs(qwen, prompt(9, batch=2), tokenizer).text(3)
 
 
-def test_a_pass_across_a_change_of_rope_is_refused(longrope, prompt, tokenizer):
+def test_a_pass_across_a_change_of_rope_is_refused(longrope, prompt, tokenizer, one_line):
     _inputs(longrope, prompt(50), tokenizer).reconstruction(Reconstruction(chunk=9))
-    with pytest.raises(UsageError, match="changes its RoPE after 48 tokens") as caught:
+    with one_line(UsageError, match="changes its RoPE after 48 tokens"):
         _inputs(longrope, prompt(45), tokenizer).reconstruction(Reconstruction())
-    assert "\n" not in str(caught.value)
 
 
 REQUEST = "\n\nRepeat the previous context exactly."
@@ -232,14 +230,13 @@ def test_inputs_of_every_chunk(letters, chat, tokens, chunk, starts):
             assert fed[entry].tolist() == expected + ids[part]
 
 
-def test_the_turn_change_of_the_bundled_model_and_a_template_that_refuses(letters):
+def test_the_turn_change_of_the_bundled_model_and_a_template_that_refuses(letters, one_line):
     _, bundled = load_model("nano")
     assert turn_change(bundled) == "<|im_end|>\n<|im_start|>assistant\n"
     tokenizer = letters()
     tokenizer.chat_template = "{{ raise_exception('no users here') }}"
-    with pytest.raises(ModelError, match="refuses the chat") as caught:
+    with one_line(ModelError, match="refuses the chat"):
         turn_change(tokenizer)
-    assert "\n" not in str(caught.value)
 
 
 def test_noise_is_ordinary_uniform_and_seeded(letters):

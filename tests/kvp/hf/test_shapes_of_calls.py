@@ -172,15 +172,14 @@ def test_a_turn_reads_its_new_tokens(qwen, turn, block, form, tokens, pieces):
 
 @pytest.mark.parametrize("form", REFUSED)
 @pytest.mark.parametrize("tokens", [5, 62])
-def test_a_turn_that_cannot_be_told_is_refused(qwen, turn, block, form, tokens):
+def test_a_turn_that_cannot_be_told_is_refused(qwen, turn, block, form, tokens, one_line):
     """In one line, and the cache is as it was."""
     plan = turn(tokens)
     make, message = REFUSED[form]
     options = {**make(plan), **plan.options, "past_key_values": plan.cache}
     before = held(plan.cache)
-    with block(), pytest.raises(UsageError, match=message) as caught:
+    with block(), one_line(UsageError, match=message):
         answer(qwen, **options)
-    assert "\n" not in str(caught.value)
     assert held(plan.cache) == before
     plan.cache.refuse_unfinished()
 
@@ -274,11 +273,10 @@ IDS = torch.arange(1, 13)[None]
         ({"input_ids": IDS, "position_ids": IDS}, "position_ids are not those"),
     ],
 )
-def test_a_first_call_that_does_not_fit_is_refused(qwen, block, given, message):
+def test_a_first_call_that_does_not_fit_is_refused(qwen, block, given, message, one_line):
     for call in (answer, lambda model, **options: model(**options)):
-        with block(), pytest.raises(UsageError, match=message) as caught:
+        with block(), one_line(UsageError, match=message):
             call(qwen, **given)
-        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -74,7 +74,7 @@ REFUSED = (
 
 
 @pytest.mark.parametrize("way", sorted(WAYS))
-def test_a_block_is_for_the_context_that_entered_it(qwen, prompt, fixed, held, way):
+def test_a_block_is_for_the_context_that_entered_it(qwen, prompt, fixed, held, way, one_line):
     """Calls from elsewhere are refused, and nothing but the model is changed, or stays so."""
     run, belongs = WAYS[way]
     before = copy_context()
@@ -85,9 +85,8 @@ def test_a_block_is_for_the_context_that_entered_it(qwen, prompt, fixed, held, w
             assert run(held, before) == BUDGET
         else:
             for call in (held, lambda: qwen(prompt(TOKENS)), lambda: qwen.model(prompt(TOKENS))):
-                with pytest.raises(UsageError, match=REFUSED) as caught:
+                with one_line(UsageError, match=REFUSED):
                     run(call, before)
-                assert "\n" not in str(caught.value)
         assert untouched[:2] == (threading.Thread.start, ThreadPoolExecutor.submit)
     for call in (held, lambda: run(held, before), lambda: inside.run(held)):
         assert call() == TOKENS
@@ -269,7 +268,7 @@ USES = {
 @pytest.mark.parametrize("kind", ["full", "dense", "ragged"])
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_cache_of_an_interrupted_pass_is_refused(
-    qwen, prompt, fixed, generate, uneven, kind, inside, use
+    qwen, prompt, fixed, generate, uneven, kind, inside, use, one_line
 ):
     budget = 100 if kind == "full" else BUDGET
     allocator = uneven() if kind == "ragged" else None
@@ -295,9 +294,8 @@ def test_a_cache_of_an_interrupted_pass_is_refused(
                     handle.remove()
                     assert cache.fork().get_seq_length() == TOKENS + 1
                     continue
-                with pytest.raises(UsageError, match="left unfinished") as caught:
+                with one_line(UsageError, match="left unfinished"):
                     USES[use](qwen, cache, prompt(60))
-                assert "\n" not in str(caught.value)
 
 
 def test_a_prompt_that_was_interrupted_is_refused(qwen, prompt, fixed, generate):

@@ -165,12 +165,10 @@ _MERGES = "".join(f"b{n + 1}: &b{n + 1} {{<<: [*b{n}, *b{n}]}}\n" for n in range
         ('heads: "a\\0b"', "--heads has the character '\\x00'"),
     ],
 )
-def test_a_mistake_in_yaml_is_one_line(tmp_path, text, message):
+def test_a_mistake_in_yaml_is_one_line(tmp_path, text, message, one_line):
     (tmp_path / "c.yaml").write_text(text)
-    with pytest.raises(UsageError) as refusal:
+    with one_line(UsageError, message):
         _parse("--config", str(tmp_path / "c.yaml"), "--out", "o")
-    assert message in str(refusal.value)
-    assert "\n" not in str(refusal.value)
 
 
 def test_on_and_off_in_yaml_are_words(tmp_path):

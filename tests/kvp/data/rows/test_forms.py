@@ -94,7 +94,7 @@ GOOD = '{"text": "good"}\n'
     ],
     ids=itertools.count(),
 )  # fmt: skip
-def test_one_bad_row_is_skipped_and_a_file_of_them_refused(tmp_path, line, message):
+def test_one_bad_row_is_skipped_and_a_file_of_them_refused(tmp_path, line, message, one_line):
     path = tmp_path / "d.jsonl"
     path.write_text(GOOD + "\n" + line + "\n" + GOOD)
     usable, tally = read(path)
@@ -103,11 +103,9 @@ def test_one_bad_row_is_skipped_and_a_file_of_them_refused(tmp_path, line, messa
     assert note.startswith("--data: skipped 1 of 3 rows: line 3 ")
     assert message in note
     path.write_text(line + "\n" + line + "\n")
-    with pytest.raises(UsageError) as error:
+    with one_line(UsageError, f"--chat {path}: none of its 2 rows can be used: line 1 ") as error:
         read(path, "chat")
-    assert f"--chat {path}: none of its 2 rows can be used: line 1 " in str(error.value)
     assert "conversations; prompt, with or without completion" in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 QUESTION = {"context": "Gate 5 opens at 9.\n", "question": "When?", "answer": "9"}
