@@ -80,6 +80,18 @@ def one_line():
     return check
 
 
+@pytest.fixture(scope="session")
+def jsonl():
+    """Writes rows, or lines as they are, to a file of JSON lines: its path as text."""
+
+    def write(path, *rows):
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch):
     """Refuse every connection that leaves this machine, and every name look-up."""

@@ -1,6 +1,5 @@
 """Sources of `--data`: tasks, generated chats, files, mixtures, one's own; and their plans."""
 
-import json
 import re
 from collections import Counter
 from itertools import islice
@@ -35,11 +34,6 @@ def opened(tokenizer, data="ruler", **changes):
     return open_source(asked(data, **changes), tokenizer)
 
 
-def jsonl(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
-
-
 def conversation(number):
     words = [f"w{number}x{turn}" for turn in range(6)]
     roles = ("user", "assistant") * 3
@@ -68,7 +62,7 @@ def test_tasks_take_turns_and_a_task_alone_gives_the_same_samples(tokenizer):
     assert list(opened(tokenizer, tasks=("niah_multikey_2",), count=2)) == both[1::2]
 
 
-def test_chats_of_a_file_keep_a_dialogue_in_one_split_and_one_chat(tmp_path, tokenizer):
+def test_chats_of_a_file_keep_a_dialogue_in_one_split_and_one_chat(tmp_path, tokenizer, jsonl):
     data = jsonl(tmp_path / "talk.jsonl", *map(conversation, range(80)))
     owners = {}
     for split in SPLITS:
@@ -81,7 +75,7 @@ def test_chats_of_a_file_keep_a_dialogue_in_one_split_and_one_chat(tmp_path, tok
     assert {split for split, _ in owners.values()} == set(SPLITS)
 
 
-def test_running_text_is_cut_before_a_word(tmp_path, tokenizer):
+def test_running_text_is_cut_before_a_word(tmp_path, tokenizer, jsonl):
     data = jsonl(tmp_path / "t.jsonl", *({"text": f"text{n} of several words"} for n in range(30)))
     pieces = list(opened(tokenizer, data, length=16, count=99))
     for sample in pieces:
@@ -94,7 +88,7 @@ def test_running_text_is_cut_before_a_word(tmp_path, tokenizer):
     }
 
 
-def test_rows_too_long_are_left_out_and_counted(tmp_path, tokenizer):
+def test_rows_too_long_are_left_out_and_counted(tmp_path, tokenizer, jsonl):
     rows = [
         {"context": f"{n:02d}" * (45 if n % 3 == 0 else 5), "question": "Q?"} for n in range(60)
     ]
@@ -121,7 +115,7 @@ def test_needles_that_do_not_fit_are_drawn_again(tokenizer):
 
 
 @pytest.fixture
-def prose(tmp_path):
+def prose(tmp_path, jsonl):
     """A file with rows of running text."""
     rows = ({"text": f"Line {number} of a story. " * 12} for number in range(20))
     return jsonl(tmp_path / "prose.jsonl", *rows)

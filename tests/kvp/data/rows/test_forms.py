@@ -17,11 +17,6 @@ def read(data, flag="data"):
     return read_documents(str(data), flag, TaskSettings(length=99))
 
 
-def jsonl(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
-
-
 def turns(*contents):
     roles = ("user", "assistant")
     return [{"role": roles[n % 2], "content": text} for n, text in enumerate(contents)]
@@ -141,7 +136,7 @@ QUESTION = {"context": "Gate 5 opens at 9.\n", "question": "When?", "answer": "9
          "message_id"),
     ],
 )  # fmt: skip
-def test_a_misspelt_key_is_named_before_anything_is_measured(tmp_path, row, key, meant):
+def test_a_misspelt_key_is_named_before_anything_is_measured(tmp_path, row, key, meant, jsonl):
     data = jsonl(tmp_path / "d.jsonl", QUESTION, row)
     with pytest.raises(UsageError) as error:
         read(data)
@@ -174,7 +169,7 @@ def test_a_misspelt_key_is_named_before_anything_is_measured(tmp_path, row, key,
         ({"context": "c", "question": "q", "questions": ["r"], "answers": ["a"]}, "(1): question"),
     ],
 )  # fmt: skip
-def test_keys_that_are_not_read_are_listed_once(tmp_path, row, unread):
+def test_keys_that_are_not_read_are_listed_once(tmp_path, row, unread, jsonl):
     _, tally = read(jsonl(tmp_path / "d.jsonl", row, row))
     assert tally.notes("--data d") == (f"--data d: keys that were not read {unread}",)
 
@@ -188,14 +183,14 @@ def test_keys_that_are_not_read_are_listed_once(tmp_path, row, unread):
          "rank": None, "deleted": False},
     ],
 )  # fmt: skip
-def test_rows_whose_keys_are_all_read_have_no_note(tmp_path, row):
+def test_rows_whose_keys_are_all_read_have_no_note(tmp_path, row, jsonl):
     answer = {"message_id": 2, "parent_id": 1, "message_tree_id": 1, "role": "assistant",
               "text": "b"}  # fmt: skip
     rows = [row, answer] if "message_id" in row else [row]
     assert read(jsonl(tmp_path / "d.jsonl", *rows))[1].notes("x") == ()
 
 
-def test_only_the_first_bad_rows_are_named(tmp_path):
+def test_only_the_first_bad_rows_are_named(tmp_path, jsonl):
     data = jsonl(tmp_path / "d.jsonl", *[{"text": ""}] * 6, {"text": "a"})
     assert read(data)[1].notes("--data d") == (
         "--data d: skipped 6 of 7 rows: line 1 has no text, line 2 has no text, "
@@ -217,7 +212,7 @@ def test_only_the_first_bad_rows_are_named(tmp_path):
         ({"messages": [*turns("a", "b"), {"role": "tool", "content": None}]}, None),
     ],
 )  # fmt: skip
-def test_forms_of_a_dialogue(tmp_path, row, contents):
+def test_forms_of_a_dialogue(tmp_path, row, contents, jsonl):
     ((document,), _) = read(jsonl(tmp_path / "d.jsonl", row))
     assert [turn["content"] for turn in document.turns] == (contents or ["a", "b"])
     assert [turn["role"] for turn in document.turns] == ["user", "assistant"]

@@ -1,7 +1,6 @@
 """Samples of rows: threads of message trees, questions of a context, metrics, chosen rows."""
 
 import copy
-import json
 from dataclasses import replace
 
 import pytest
@@ -66,11 +65,6 @@ def flat(number):
     return [{**root, "text": f"{number} question", "lang": replies[0]["lang"]}, *replies]
 
 
-def written(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def settings(**changes):
     base = {"split": "all", "count": 999, "seed": 0, "length": 900}
     return TaskSettings(**(base | changes))
@@ -89,9 +83,9 @@ def roots(source):
 
 
 @pytest.mark.parametrize(("paths", "expected"), [("best", 1), ("all", 3)])
-def test_as_many_threads_as_asked_for(tmp_path, paths, expected):
+def test_as_many_threads_as_asked_for(tmp_path, paths, expected, jsonl):
     rows = [row for number in range(4) for row in flat(number)]
-    data = written(tmp_path / "t.jsonl", rows)
+    data = jsonl(tmp_path / "t.jsonl", *rows)
     usable, _ = read_documents(data, "data", settings(tree_paths=paths))
     assert len(usable) == 4 * expected
     trees = [one.tree for one in usable]
@@ -100,16 +94,16 @@ def test_as_many_threads_as_asked_for(tmp_path, paths, expected):
         assert {one.split for one in usable if one.tree == tree} == {split_of(tree)}
 
 
-def test_a_tree_without_a_reply_is_skipped(tmp_path):
-    data = written(tmp_path / "t.jsonl", [message("a"), message("aa"), message("c")])
+def test_a_tree_without_a_reply_is_skipped(tmp_path, jsonl):
+    data = jsonl(tmp_path / "t.jsonl", message("a"), message("aa"), message("c"))
     usable, tally = read_documents(data, "data", settings())
     assert [document.turns[1]["content"] for document in usable] == ["text aa"]
     assert tally.skipped == [("line 3", "is of a message tree without a reply")]
 
 
-def test_chats_have_one_thread_of_a_tree_and_no_tree_is_in_two_splits(tmp_path, tokenizer):
+def test_chats_have_one_thread_of_a_tree_and_no_tree_is_in_two_splits(tmp_path, tokenizer, jsonl):
     rows = [row for number in range(80) for row in flat(number)]
-    data = written(tmp_path / "t.jsonl", rows)
+    data = jsonl(tmp_path / "t.jsonl", *rows)
     of_split = {}
     for split in SPLITS:
         source = chats(data, tokenizer, split=split, tree_paths="all")
@@ -148,14 +142,14 @@ def measured(data, tokenizer, **changes):
     return chats(data, tokenizer, **{"length": 300, "needs_reply": True, **changes})
 
 
-def test_questions_of_one_context_share_its_name(tmp_path, tokenizer):
+def test_questions_of_one_context_share_its_name(tmp_path, tokenizer, jsonl):
     rows = [
         {"context": "first", "questions": ["q1", "q2"], "answers": ["a", "b"]},
         {"context": "second", "question": "q", "answer": "a"},
         {"context": "third", "question": "q1", "answer": "a"},
         {"context": "third", "question": "q2", "answer": "a"},
     ]
-    source = measured(written(tmp_path / "my.jsonl", rows), tokenizer)
+    source = measured(jsonl(tmp_path / "my.jsonl", *rows), tokenizer)
     names = {}
     for number, sample in enumerate(source):
         assert sample.id.startswith(f"my/all/0/{number}")
@@ -170,7 +164,7 @@ def test_questions_of_one_context_share_its_name(tmp_path, tokenizer):
     assert [sample.id for sample in fewer] == [sample.id for sample in source][:2]
 
 
-def test_the_metric_of_all_rows(tmp_path, tokenizer):
+def test_the_metric_of_all_rows(tmp_path, tokenizer, jsonl):
     talk = [{"role": "user", "content": "Hi" * 90}, {"role": "assistant", "content": "Hello"}]
     rows = [
         {"context": "c", "question": "q", "answer": "7", "metric": "f1"},
@@ -180,7 +174,7 @@ def test_the_metric_of_all_rows(tmp_path, tokenizer):
         {"text": "words " * 99},
         {"question": "q", "answer": None},
     ]
-    data = written(tmp_path / "my.jsonl", rows)
+    data = jsonl(tmp_path / "my.jsonl", *rows)
     own = {sample.references: sample.metric for sample in measured(data, tokenizer)}
     assert own == {(): "none", ("7",): "f1", ("seven",): "all", ("8", "9"): "all"}
     source = measured(data, tokenizer, metric="rouge_l")
@@ -193,7 +187,7 @@ def test_the_metric_of_all_rows(tmp_path, tokenizer):
     assert "line 2 has an answer without a number, for metric number" in source.notes[0]
 
 
-def test_questions_are_scored_and_other_rows_measured(tmp_path, tokenizer):
+def test_questions_are_scored_and_other_rows_measured(tmp_path, tokenizer, jsonl):
     rows = [
         {"context": "c", "question": "q", "answer": ["One", "two"], "task": "mine"},
         {"context": "c", "question": "q", "answers": {"text": ["One", "two"]}},
@@ -202,7 +196,7 @@ def test_questions_are_scored_and_other_rows_measured(tmp_path, tokenizer):
         {"text": "short"},
         {"text": "long " * 99},
     ]
-    data = written(tmp_path / "my.jsonl", rows)
+    data = jsonl(tmp_path / "my.jsonl", *rows)
     task = find_task("data")
     source = task.build(settings(data=data, length=200), tokenizer)
     by_metric = {sample.metric: sample for sample in source}
@@ -220,17 +214,17 @@ def test_questions_are_scored_and_other_rows_measured(tmp_path, tokenizer):
         task.build(settings(), tokenizer)
 
 
-def test_the_chat_task_leaves_out_what_is_no_dialogue(tmp_path, tokenizer):
+def test_the_chat_task_leaves_out_what_is_no_dialogue(tmp_path, tokenizer, jsonl):
     rows = [{"prompt": "p" * 120, "completion": "c"}, {"context": "c", "question": "q"}]
-    data = written(tmp_path / "talk.jsonl", rows)
+    data = jsonl(tmp_path / "talk.jsonl", *rows)
     source = find_task("chat").build(settings(chat=data, length=200), tokenizer)
     assert [sample.task for sample in source] == ["chat"]
     assert "--chat" in source.notes[0]
     assert "line 2 is not a dialogue" in source.notes[0]
 
 
-def test_a_prompt_without_completion_is_collected(tmp_path, tokenizer):
-    data = written(tmp_path / "p.jsonl", [{"prompt": f"What is {n}?"} for n in range(20)])
+def test_a_prompt_without_completion_is_collected(tmp_path, tokenizer, jsonl):
+    data = jsonl(tmp_path / "p.jsonl", *({"prompt": f"What is {n}?"} for n in range(20)))
     source = chats(data, tokenizer, split="train", count=9, length=60)
     assert len(source) == 9
     encoded = encode(source[0], tokenizer)

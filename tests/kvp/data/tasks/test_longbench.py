@@ -1,6 +1,5 @@
 """LongBench's tasks: published prompts and metrics on rows in the published form."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -22,22 +21,17 @@ def _row(dataset, **columns):
     }  # fmt: skip
 
 
-def _write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def _build(tokenizer, path, dataset="hotpotqa", **changes):
     settings = replace(SETTINGS, data=str(path), **changes)
     return TASKS[f"longbench_{dataset}"].build(settings, tokenizer)
 
 
-def test_every_data_set_has_its_prompt_and_metric(tokenizer, tmp_path):
+def test_every_data_set_has_its_prompt_and_metric(tokenizer, tmp_path, jsonl):
     assert len(DATA_SETS) == 18
     for name, of in DATA_SETS.items():
         answers = {"share_of_numbers": ["Paragraph 3"], "code": ["x = 1"]}.get(of.metric, ["Ada"])
         row = _row(name, answers=answers, all_classes=["Ada", "Bob"])
-        path = _write(tmp_path / f"{name}.jsonl", [row])
+        path = jsonl(tmp_path / f"{name}.jsonl", row)
         (sample,) = _build(tokenizer, path, name)
         text = of.prompt.replace("{context}", "It was Ada. ").replace("{input}", "Who was it?")
         assert sample.context + sample.question == text
@@ -48,27 +42,27 @@ def test_every_data_set_has_its_prompt_and_metric(tokenizer, tmp_path):
         assert task.score(sample, "?!") == 0
 
 
-def test_some_prompts_get_no_chat_template(tokenizer, tmp_path):
+def test_some_prompts_get_no_chat_template(tokenizer, tmp_path, jsonl):
     plain = {"trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p"}
     for name in ("trec", "lcc", "hotpotqa"):
-        path = _write(tmp_path / f"{name}.jsonl", [_row(name, all_classes=["Ada"])])
+        path = jsonl(tmp_path / f"{name}.jsonl", _row(name, all_classes=["Ada"]))
         text = tokenizer.decode(encode(_build(tokenizer, path, name)[0], tokenizer).ids)
         assert ("<|start|>" in text) == (name not in plain)
     assert {name for name, of in DATA_SETS.items() if of.few_shot or of.plain} == plain
 
 
-def test_of_worked_examples_the_first_line_counts(tokenizer, tmp_path):
-    path = _write(tmp_path / "triviaqa.jsonl", [_row("triviaqa")])
+def test_of_worked_examples_the_first_line_counts(tokenizer, tmp_path, jsonl):
+    path = jsonl(tmp_path / "triviaqa.jsonl", _row("triviaqa"))
     (sample,) = _build(tokenizer, path, "triviaqa")
     assert TASKS["longbench_triviaqa"].score(sample, "\nLovelace\nQuestion: more") == 1
-    path = _write(tmp_path / "hotpotqa.jsonl", [_row("hotpotqa")])
+    path = jsonl(tmp_path / "hotpotqa.jsonl", _row("hotpotqa"))
     (sample,) = _build(tokenizer, path)
     assert TASKS["longbench_hotpotqa"].score(sample, "Lovelace\nb c") == pytest.approx(0.5)
 
 
-def test_a_long_prompt_loses_its_middle(tokenizer, tmp_path):
+def test_a_long_prompt_loses_its_middle(tokenizer, tmp_path, jsonl):
     context = "".join(f"<{n}>" for n in range(2000))
-    path = _write(tmp_path / "hotpotqa.jsonl", [_row("hotpotqa", context=context)])
+    path = jsonl(tmp_path / "hotpotqa.jsonl", _row("hotpotqa", context=context))
     (sample,) = _build(tokenizer, path, length=1000)
     encoded = encode(sample, tokenizer)
     assert 998 <= encoded.prompt_length <= 1000
@@ -82,18 +76,18 @@ def test_a_long_prompt_loses_its_middle(tokenizer, tmp_path):
     assert text == whole[:half] + whole[-half:]
 
 
-def test_a_folder_a_file_of_all_and_a_group(tokenizer, tmp_path):
+def test_a_folder_a_file_of_all_and_a_group(tokenizer, tmp_path, jsonl):
     folder = tmp_path / "data"
     folder.mkdir()
-    _write(folder / "hotpotqa.jsonl", [_row("hotpotqa"), _row("hotpotqa", input="Why?")])
-    _write(folder / "hotpotqa_e.jsonl", [_row("hotpotqa", input="When?")])
-    _write(folder / "musique.jsonl", [_row("musique")])
+    jsonl(folder / "hotpotqa.jsonl", _row("hotpotqa"), _row("hotpotqa", input="Why?"))
+    jsonl(folder / "hotpotqa_e.jsonl", _row("hotpotqa", input="When?"))
+    jsonl(folder / "musique.jsonl", _row("musique"))
     assert len(_build(tokenizer, folder)) == 2  # LongBench-E is another benchmark
     assert len(_build(tokenizer, folder / "hotpotqa_e.jsonl")) == 1
-    mixed = _write(tmp_path / "all.jsonl", [_row("hotpotqa"), _row("musique"), _row("qasper")])
+    mixed = jsonl(tmp_path / "all.jsonl", _row("hotpotqa"), _row("musique"), _row("qasper"))
     assert len(_build(tokenizer, mixed)) == 1
     nameless = {key: value for key, value in _row("x").items() if key != "dataset"}
-    assert len(_build(tokenizer, _write(tmp_path / "musique.jsonl", [nameless]), "musique")) == 1
+    assert len(_build(tokenizer, jsonl(tmp_path / "musique.jsonl", nameless), "musique")) == 1
     with pytest.raises(UsageError, match="it has nothing for longbench_hotpotqa: neither a file"):
         _build(tokenizer, tmp_path / "musique.jsonl")
     assert set(expand_tasks(["longbench"])) == {f"longbench_{name}" for name in DATA_SETS}
@@ -107,15 +101,15 @@ def test_a_folder_a_file_of_all_and_a_group(tokenizer, tmp_path):
         ({"input": "q" * 4000}, "has a question that half of --length 4000 is too short for"),
     ],
 )
-def test_bad_rows_are_skipped_and_counted(tokenizer, tmp_path, change, message):
-    path = _write(tmp_path / "hotpotqa.jsonl", [_row("hotpotqa"), _row("hotpotqa", **change)])
+def test_bad_rows_are_skipped_and_counted(tokenizer, tmp_path, change, message, jsonl):
+    path = jsonl(tmp_path / "hotpotqa.jsonl", _row("hotpotqa"), _row("hotpotqa", **change))
     source = _build(tokenizer, path)
     assert len(source) == 1
     assert f"longbench_hotpotqa: skipped 1 of 2 rows: line 2 {message}" in source.notes[0]
 
 
-def test_what_cannot_be_scored_is_refused(tokenizer, tmp_path):
-    path = _write(tmp_path / "trec.jsonl", [_row("trec")])
+def test_what_cannot_be_scored_is_refused(tokenizer, tmp_path, jsonl):
+    path = jsonl(tmp_path / "trec.jsonl", _row("trec"))
     with pytest.raises(UsageError, match=r"none of its 1 rows can be used .* has no all_classes"):
         _build(tokenizer, path, "trec")
     with pytest.raises(UsageError, match="--tasks longbench_trec needs --data FILE"):

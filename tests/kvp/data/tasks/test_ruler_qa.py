@@ -127,11 +127,10 @@ def test_documents_are_repeated_where_there_are_too_few(tmp_path, tokenizer):
     assert len(documents(only)) == 1
 
 
-def test_what_does_not_fit_is_left_out_and_counted(tmp_path, tokenizer):
+def test_what_does_not_fit_is_left_out_and_counted(tmp_path, tokenizer, jsonl):
     rows = [{"context": "long " * size, "question": f"q{size}", "answer": "a"} for size in (5, 300)]
-    path = tmp_path / "s.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = settings(squad=str(path), split="all", length=600)
+    path = jsonl(tmp_path / "s.jsonl", *rows)
+    given = settings(squad=path, split="all", length=600)
     source = build_samples("qa_1", given, tokenizer)
     assert len(source) == 1
     notes = getattr(source, "notes", ())
@@ -140,7 +139,7 @@ def test_what_does_not_fit_is_left_out_and_counted(tmp_path, tokenizer):
         "than --length 600",
     )
     with pytest.raises(UsageError, match="--length 100: the smallest qa_1 prompt already has"):
-        build_samples("qa_1", settings(squad=str(path), split="all", length=100), tokenizer)
+        build_samples("qa_1", settings(squad=path, split="all", length=100), tokenizer)
 
 
 def test_files_are_asked_for_by_their_flags(tmp_path, tokenizer):
@@ -175,11 +174,6 @@ def written(path, content):
     return str(path)
 
 
-def jsonl(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
-
-
 def asked(text, *answers, impossible=False):
     return {
         "question": text, "id": text, "is_impossible": impossible,
@@ -210,7 +204,7 @@ def test_squads_own_file(tmp_path):
     assert list(read.owners) == ["The Aare is long."]
 
 
-def test_rows_of_the_hub_and_plain_ones(tmp_path):
+def test_rows_of_the_hub_and_plain_ones(tmp_path, jsonl):
     rows = [
         {"context": "c1", "question": "q1", "title": "t", "answers": {"text": ["a", "b"]}},
         {"context": "c2", "question": "q2", "answers": {"text": []}},
@@ -256,7 +250,7 @@ def test_hotpotqas_forms(tmp_path, row):
         ({"paragraphs": [3]}, "has cells of another form (AttributeError"),
     ],
 )
-def test_bad_rows_of_squad_are_counted(tmp_path, row, reason, one_line):
+def test_bad_rows_of_squad_are_counted(tmp_path, row, reason, one_line, jsonl):
     good = {"context": "c", "question": "q", "answer": "a"}
     read = read_questions(jsonl(tmp_path / "s.jsonl", good, row, good), "squad")
     assert len(read.questions) == 2

@@ -84,19 +84,14 @@ def test_keys_and_values_belong_to_the_split(tokenizer):
         _build(tokenizer, split="all")
 
 
-def _write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def _row(number, **turn):
     turns = [{"input": f"What {n}?", "answer": f"a{n}", **turn} for n in range(2)]
     return {"id": number, "context": f"Text {number}. " * 20, "multi_turns": turns}
 
 
-def test_rows_are_read(tokenizer, tmp_path):
-    path = _write(tmp_path / "scbench_qa_eng.jsonl", [_row(0), _row(1)])
-    source = _build(tokenizer, "scbench_qa_eng", data=str(path), split="all")
+def test_rows_are_read(tokenizer, tmp_path, jsonl):
+    path = jsonl(tmp_path / "scbench_qa_eng.jsonl", _row(0), _row(1))
+    source = _build(tokenizer, "scbench_qa_eng", data=path, split="all")
     assert len(source) == 4
     first = source[0]
     assert first.context.startswith("Read the book and answer the question. Be very concise in ")
@@ -108,10 +103,10 @@ def test_rows_are_read(tokenizer, tmp_path):
     )
 
 
-def test_options_become_letters(tokenizer, tmp_path):
+def test_options_become_letters(tokenizer, tmp_path, jsonl):
     rows = [_row(0, answer="red", options=["blue", "red", "pink", "grey"])]
-    path = _write(tmp_path / "scbench_choice_eng.jsonl", rows)
-    sample = _build(tokenizer, "scbench_choice_eng", data=str(path), split="all")[0]
+    path = jsonl(tmp_path / "scbench_choice_eng.jsonl", *rows)
+    sample = _build(tokenizer, "scbench_choice_eng", data=path, split="all")[0]
     assert "\nA. blue\nB. red\nC. pink\nD. grey\n" in sample.question
     assert sample.references == ("B", "red")
     assert TASKS["scbench_choice_eng"].score(sample, "B") == 1
@@ -129,22 +124,21 @@ BAD = [
 
 
 @pytest.mark.parametrize(("row", "message"), BAD)
-def test_bad_rows_are_skipped_and_counted(tokenizer, tmp_path, row, message):
-    path = _write(tmp_path / "scbench_kv.jsonl", [_row(0)])
-    path.write_text(path.read_text() + (row if isinstance(row, str) else json.dumps(row)) + "\n")
-    source = _build(tokenizer, data=str(path), split="all")
+def test_bad_rows_are_skipped_and_counted(tokenizer, tmp_path, row, message, jsonl):
+    path = jsonl(tmp_path / "scbench_kv.jsonl", _row(0), row)
+    source = _build(tokenizer, data=path, split="all")
     assert len(source) == 2
     (note,) = source.notes
     assert "skipped 1 of 2 rows" in note
     assert message in note
 
 
-def test_data_that_hold_nothing_usable(tokenizer, tmp_path):
-    path = _write(tmp_path / "scbench_mf.jsonl", [_row(0)])
+def test_data_that_hold_nothing_usable(tokenizer, tmp_path, jsonl):
+    path = jsonl(tmp_path / "scbench_mf.jsonl", _row(0))
     with pytest.raises(UsageError, match="has the answer 'a0', which is no number"):
-        _build(tokenizer, "scbench_mf", data=str(path))
+        _build(tokenizer, "scbench_mf", data=path)
     with pytest.raises(UsageError, match="it has nothing for scbench_kv: neither a file called"):
-        _build(tokenizer, data=str(path))
+        _build(tokenizer, data=path)
     with pytest.raises(UsageError, match="--tasks scbench_summary needs --data FILE"):
         _build(tokenizer, "scbench_summary")
     with pytest.raises(UsageError, match="--length 90: the smallest scbench_kv prompt already has"):
