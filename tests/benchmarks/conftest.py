@@ -28,8 +28,12 @@ def _machine():
 
 
 @pytest.fixture
-def run_benchmark(monkeypatch):
-    """Call `main` of a benchmark with flags; each process it starts is a call of `main`, too."""
+def run_benchmark(monkeypatch, tmp_path):
+    """Call `main` of a benchmark with flags; each process it starts is a call of `main`, too.
+
+    Without `--out` among the flags, the result is the report that it wrote.
+    """
+    out = tmp_path / "out.json"
     monkeypatch.setattr(measuring, "machine", _machine)
 
     def run(name, *flags):
@@ -42,7 +46,10 @@ def run_benchmark(monkeypatch):
             return json.loads(out.getvalue())
 
         monkeypatch.setattr(module, "in_process", child, raising=False)
-        module.main(flags)
+        if "--out" in flags:
+            return module.main(flags)
+        module.main([*flags, "--out", str(out)])
+        return json.loads(out.read_text())
 
     return run
 

@@ -1,17 +1,13 @@
 """The benchmark of decoding runs, and its caches hold what their names say."""
 
-import json
-
 import pytest
 
 CACHES = ["full", "uniform", "ragged:auto", "ragged:torch"]
 
 
-def test_every_cache_is_a_row_of_its_case(run_benchmark, tmp_path):
-    out = tmp_path / "out.json"
+def test_every_cache_is_a_row_of_its_case(run_benchmark):
     cases = ["--cases", "wide:64,nano:32,attention:48", "--backends", "auto,torch"]
-    run_benchmark("decoding", *cases, "--rounds", "1", "--steps", "3", "--out", str(out))
-    report = json.loads(out.read_text())
+    report = run_benchmark("decoding", *cases, "--rounds", "1", "--steps", "3")
     assert report["machine"]["torch"]
     assert report["settings"]["budget"] == 0.125
     rows = report["results"]
@@ -39,7 +35,7 @@ def test_every_cache_is_a_row_of_its_case(run_benchmark, tmp_path):
         (["--budget", "1"], "--budget must be between 0 and 1"),
     ],
 )
-def test_cases_that_cannot_run_are_refused(flags, message, run_benchmark, tmp_path, capsys):
+def test_cases_that_cannot_run_are_refused(flags, message, run_benchmark, capsys):
     with pytest.raises(SystemExit, match="2"):
-        run_benchmark("decoding", *flags, "--out", str(tmp_path / "out.json"))
+        run_benchmark("decoding", *flags)
     assert message in capsys.readouterr().err

@@ -1,15 +1,11 @@
 """The benchmark of methods next to a prefill: every method is there, and shares are of one run."""
 
-import json
-
 from policies.registry import METHODS
 
 
-def test_every_registered_method_is_a_share_of_the_prefill(run_benchmark, tmp_path):
-    out = tmp_path / "out.json"
+def test_every_registered_method_is_a_share_of_the_prefill(run_benchmark):
     sizes = ["--tokens", "96", "--width", "512", "--layers", "1", "--repeats", "2"]
-    run_benchmark("method_scoring", *sizes, "--out", str(out))
-    report = json.loads(out.read_text())
+    report = run_benchmark("method_scoring", *sizes)
     assert report["machine"]["cores"]
     rows = {row["method"].partition(":")[0]: row for row in report["results"]}
     assert set(rows) == {*METHODS, "kvp", "kvzap"}

@@ -1,16 +1,12 @@
 """The benchmark of a training step runs, and its parts make up the step."""
 
-import json
-
 PARTS = ("forward", "loss", "backward", "clipping", "optimizer", "clearing", "averaging")
 
 
-def test_parts_add_up_to_the_step(run_benchmark, tmp_path):
-    out = tmp_path / "out.json"
+def test_parts_add_up_to_the_step(run_benchmark):
     shapes = ["--heads", "2", "--tokens", "64", "--head_dim", "8", "--contexts", "2"]
     rest = ["--hidden", "8", "--objective", "listwise", "--network", "loop", "--steps", "1"]
-    run_benchmark("ranker_training", *shapes, *rest, "--out", str(out))
-    report = json.loads(out.read_text())
+    report = run_benchmark("ranker_training", *shapes, *rest)
     assert report["machine"]["torch"]
     assert report["settings"]["heads"] == "2"
     (record,) = report["results"]

@@ -1,6 +1,5 @@
 """The card of a policy, and that a policy loads with it."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 import yaml
 
 from eval.card import model_card
-from kvp.artifacts.files import digest_json
+from kvp.artifacts.files import JsonLines
 from kvp.artifacts.manifest import read_sealed_json, sha256_file, write_sealed_json
 from kvp.errors import PolicyError, UsageError
 from policies import load_policy
@@ -18,7 +17,7 @@ from policies.sources import INDEX
 
 def record(policy, budget, score, example):
     method = "full" if budget is None else "kvp" if policy else "knorm"
-    fields = {
+    return {
         "model": "nano", "method": method, "variant": "auto", "allocator": "uniform",
         "policy": policy, "policy_seed": 3 if policy else None, "protected": False,
         "protocol": "query_aware", "task": "niah_single_1", "split": "test", "length": 256,
@@ -28,7 +27,6 @@ def record(policy, budget, score, example):
         "reply_tokens": None, "seconds": None, "prompt_digest": "0" * 16, "metric": "all",
         "evidence_tokens": None, "evidence_kept": None, "evidence_lost": None,
     }  # fmt: skip
-    return {**fields, "checksum": digest_json(fields)[:16]}
 
 
 @pytest.fixture
@@ -39,7 +37,7 @@ def results(tmp_path, policy_folder):
     rows = [record(None, None, 1.0, example) for example in range(10)]
     for policy, right in (("mine", 9), ("other", 10), (None, 0)):
         rows += [record(policy, "12.5%", float(each < right), each) for each in range(10)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    JsonLines(folder / "rows.jsonl").rewrite(rows)
     identity = {"model": "nano", "length": 256, "split": "test", "dtype": "float32", "seed": 0}
     manifest = {
         "format": "kvp-results", "format_version": 3, "config": {}, "identity": identity,
