@@ -17,6 +17,8 @@ from policies.registry import make_allocator
         (3, 100, 30, 20, [35, 35, 20]),
         (2, 100, 30, 1, [30, 30]),
         (1, 100, 30, 1, [30]),
+        # published: half of 4,096 tokens kept in all but two of 32 layers
+        (32, 4096, 2176, 1, [4096] * 2 + [2048] * 30),
     ],
 )
 def test_the_first_layers_are_whole_and_the_others_share_the_rest(
@@ -24,12 +26,6 @@ def test_the_first_layers_are_whole_and_the_others_share_the_rest(
 ):
     request = layers_of(layers, budget, tokens, floor=floor)
     assert make_allocator("uniform:knorm").allocate(request).tolist() == [[n, n] for n in counts]
-
-
-def test_a_published_keep_ratio_as_a_budget(layers_of):
-    """32 layers, half of 4,096 tokens kept in all but two: 2,048 * 30 + 4,096 * 2 over 32."""
-    counts = make_allocator("uniform:knorm").allocate(layers_of(32, 2176, 4096))
-    assert counts.tolist() == [[4096, 4096]] * 2 + [[2048, 2048]] * 30
 
 
 def test_knorm_as_published_on_a_model():
