@@ -110,10 +110,9 @@ def test_keys_are_seen_from_the_end_of_the_cache(make_store, tmp_path):
 def test_traces_that_know_no_rotary_embedding(make_store, tmp_path, capsys):
     store = make_store(frequencies=None)
     assert main(flags(store, tmp_path / "policy", steps=2, key_frame="end")) == 2
-    error = capsys.readouterr().err
+    (error,) = capsys.readouterr().err.splitlines()
     assert "--key_frame end" in error
     assert "--key_frame stored" in error
-    assert error.count("\n") == 1
     assert not (tmp_path / "policy").exists()
     assert main(flags(store, tmp_path / "policy", steps=2, key_frame="stored")) == 0
     only_values = {"inputs": "value", "key_frame": "end"}
@@ -167,10 +166,9 @@ def test_a_finished_run_is_left_alone(trained, store, capsys):
     assert "already holds the finished policy" in capsys.readouterr().out
     assert (trained / "policy.json").read_bytes() == before
     assert main(flags(store, trained, **BETTER | {"lr": "0.004"})) == 2
-    error = capsys.readouterr().err
+    (error,) = capsys.readouterr().err.splitlines()
     assert "lr: 0.005 there, 0.004 here" in error
     assert "name a new folder" in error
-    assert error.count("\n") == 1
 
 
 def test_one_seed_gives_one_policy_and_another_seed_another(store, tmp_path, assert_same, weights):
@@ -219,9 +217,8 @@ def test_rankers_have_the_inputs_that_are_named(store, tmp_path, inputs):
 )
 def test_unusable_stores(plan, message, make_store, tmp_path, capsys):
     assert main(flags(make_store(**plan), tmp_path / "policy", steps=2)) == 2
-    error = capsys.readouterr().err
+    (error,) = capsys.readouterr().err.splitlines()
     assert message in error
-    assert error.count("\n") == 1
     assert not (tmp_path / "policy").exists()
 
 
