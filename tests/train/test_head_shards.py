@@ -188,7 +188,7 @@ def test_alone_it_trains_all(store, monkeypatch):
 
 
 @pytest.mark.usefixtures("second_of_three")
-def test_a_process_of_several_writes_its_shard(store, tmp_path, capsys, monkeypatch):
+def test_a_process_of_several_writes_its_shard(store, tmp_path, monkeypatch):
     """Lightning sees the same variables, and must not take this for a rank that writes nothing."""
     monkeypatch.setattr(rank_zero_only, "rank", 1)  # as it reads them when it is imported
     out = tmp_path / "out"

@@ -222,7 +222,7 @@ def test_a_subset_is_what_masked_transformers_sees(pair, cache, seed):
 
 
 @pytest.mark.parametrize("cache", CACHES)
-def test_a_cache_is_shrunk_again_and_again(pair, llama, cache):
+def test_a_cache_is_shrunk_again_and_again(pair, cache):
     """What is held after three cuts, with text between them, is as if it alone had been read."""
     llama, ids, random = pair.load(**CACHES[cache]), ids_of(170), np.random.default_rng(1)
     plain = pair.load(**CACHES[cache])
@@ -274,7 +274,7 @@ def test_subsets_of_a_model_in_4_bits(seed):
 
 
 @pytest.mark.parametrize("method", ["keydiff", "knorm", "snapkv", "tova", "lagkv", "streaming_llm"])
-def test_methods_choose_for_every_head(pair, llama, method):
+def test_methods_choose_for_every_head(llama, method):
     ids = ids_of(130)
     llama.eval(ids)
     scorer = make_scorer(method)

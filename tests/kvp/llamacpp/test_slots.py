@@ -83,9 +83,7 @@ def test_a_file_holds_rows_under_placeholders(context, file, tmp_path):
     assert at == len(data)
 
 
-def test_another_model_is_refused_in_one_line(
-    context, model, file, model_folder, tmp_path, write_gguf, one_line
-):
+def test_another_model_is_refused_in_one_line(context, file, tmp_path, one_line):
     def changed(**facts):
         return replace(context, facts=replace(context.facts, **facts))
 
