@@ -234,19 +234,16 @@ BAD_TEXTS = [
 ]  # fmt: skip
 
 
-def test_tokens_that_are_none_are_not_remembered():
-    for answer in BAD_TOKENS:
-        with serving(tokenize=answer) as url:
+@pytest.mark.parametrize(
+    ("page", "bad"),
+    [("tokenize", BAD_TOKENS), ("v1/completions", BAD_CONTEXTS)],
+    ids=["tokens", "contexts"],
+)
+def test_tokens_and_contexts_that_are_none_are_not_remembered(page, bad):
+    for answer in bad:
+        with serving(**{"tokenize": {"tokens": IDS}, page.removeprefix("v1/"): answer}) as url:
             client = Client(url)
-            assert f"{url}/tokenize: " in refused(client.remember, "A text.")
-            assert client.remembered is None
-
-
-def test_contexts_that_are_none_are_not_remembered():
-    for answer in BAD_CONTEXTS:
-        with serving(tokenize={"tokens": IDS}, completions=answer) as url:
-            client = Client(url)
-            assert f"{url}/v1/completions: " in refused(client.remember, "A text.")
+            assert f"{url}/{page}: " in refused(client.remember, "A text.")
             assert client.remembered is None
 
 
