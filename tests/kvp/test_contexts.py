@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
+from kvp.artifacts.tensors import write_safetensors
 from kvp.budgets import parse_budget
 from kvp.contexts import (
     Context,
@@ -18,6 +19,7 @@ from kvp.contexts import (
     kept_rows,
     placeholder_ids,
     read_context,
+    read_facts,
     read_placeholders,
     rotate_keys,
 )
@@ -122,6 +124,18 @@ def test_a_file_may_be_overwritten_while_it_is_read(context, tmp_path):
         path.write_bytes(whole)
     assert reader.returncode == 0
     assert read_context(path).facts == facts
+
+
+def test_links_and_tensors_of_others_are_refused(context, tmp_path):
+    path = context.write(tmp_path)
+    path.rename(tmp_path / "there")
+    path.symlink_to(tmp_path / "there")
+    with pytest.raises(CacheError, match="no regular file"):
+        read_facts(path)
+    path.unlink()
+    write_safetensors(path, context.tensors, {})
+    with pytest.raises(CacheError, match=r"kvp compress"):
+        read_facts(path)
 
 
 @pytest.mark.parametrize(
