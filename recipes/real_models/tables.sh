@@ -11,6 +11,7 @@ TEN=niah_single_1,niah_single_2,niah_single_3,niah_multikey_1,niah_multikey_2,ni
 # The settings of baselines that were best on validation prompts.
 ONCE="keydiff+global,snapkv(window=64,kernel=31)+ada,expected_attention(epsilon=0.1)+ada"
 TWICE="kvzip+global,contrastkv(beta=0)+global"
+LENGTHS="full,kvp,kvp+global,random_pinned,streaming_llm,keydiff,$ONCE,$TWICE"
 OTHERS="full,kvp,kvp+global,random_pinned,streaming_llm,keydiff,$ONCE,kvzip+global"
 
 evaluate() { # length, flags: two processes share the work
@@ -19,8 +20,7 @@ evaluate() { # length, flags: two processes share the work
 }
 free() { evaluate "$@" --protection off; }
 lengths() { # length, prompts of each task, tasks, budgets
-  free "$1" --seed 6201 --prompts "$2" --tasks "$3" --budgets "$4" --max_new_tokens 64 --essays "$D/news" \
-    --methods "full,kvp,kvp+global,random_pinned,streaming_llm,keydiff,$ONCE,$TWICE"
+  free "$1" --seed 6201 --prompts "$2" --tasks "$3" --budgets "$4" --max_new_tokens 64 --essays "$D/news" --methods "$LENGTHS"
 }
 rows() { # file, prompts, flags: not trained on
   evaluate 2048 --budgets 12.5%,25% --methods "$OTHERS" --tasks data --data "$1" --split all --prompts "$2" "${@:3}"
@@ -33,6 +33,7 @@ for table in "$@"; do
     length-2048) lengths 2048 3 "$TEN" 6.25%,12.5%,25%,50% ;;
     length-4096 | length-8192 | length-16384) lengths "${table#length-}" 2 "$TEN" 6.25%,12.5%,25% ;;
     length-32640) lengths 32640 1 niah_single_2,niah_multikey_1,niah_multivalue,niah_multiquery,vt,fwe 6.25%,12.5%,25% ;;    # all that the model reads, with an answer
+    rest-2048) free 2048 --seed 6201 --prompts 3 --tasks cwe,qa_1,qa_2 --budgets 6.25%,12.5%,25% --max_new_tokens 128 --squad "$D/squad_test.json" --hotpotqa "$D/hotpotqa.json" --methods "$LENGTHS" ;;
     length-*-paired) "$BIN/python" -m recipes.real_models.paired "$RUN/$table.csv" kvp/general+global "$RUN/${table%-paired}" ;;
     code) "$BIN/python" -m recipes.real_models.code_lines "$RUN/code.jsonl"; rows "$RUN/code.jsonl" 24 --chat_template false --measure perplexity ;;
     questions) rows "$D/qa_chats.jsonl" 24 --protection off ;;
