@@ -75,9 +75,9 @@ class PromptSet:
     protocol: str
     free_bytes: int
     """Bytes of prefills that may still be kept."""
-    selections: dict[int, Selection] = field(default_factory=dict)
+    selections: dict[int, Selection] = field(init=False, default_factory=dict)
     """Of each prompt that was scored."""
-    prefills: dict[int, Prefill] = field(default_factory=dict)
+    prefills: dict[int, Prefill] = field(init=False, default_factory=dict)
     """Those that are kept."""
 
     def scores(self, schemes: Sequence[Scheme]) -> list[float]:

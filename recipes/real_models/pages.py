@@ -127,10 +127,7 @@ def told_apart(found: Cells) -> dict[Key, str]:
             if key[0] == protocol and ours and key[1] not in (OURS, *REFERENCES):
                 weights = reply_tokens(ours)
                 paired[key] = paired_difference(
-                    prompt_values(ours),
-                    prompt_values(theirs),
-                    bounds=None if weights else (-1, 1),
-                    weights=weights,
+                    prompt_values(ours), prompt_values(theirs), weights=weights
                 )
         for key, differs in zip(paired, holm(list(paired.values())), strict=True):
             told[key] = "yes" if differs else "no"

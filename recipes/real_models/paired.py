@@ -34,7 +34,7 @@ def main(out: str, lead: str, folder: str) -> None:
         ours = prompt_values(at[at["setting"] == lead].to_dict("records"))
         for setting, of in pd.concat([at, full]).groupby("setting"):
             if setting != lead:
-                gap = paired_difference(ours, prompt_values(of.to_dict("records")), bounds=(-1, 1))
+                gap = paired_difference(ours, prompt_values(of.to_dict("records")))
                 found.append((budget, setting, gap))
     table = pd.DataFrame(
         {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tables of docs/results/qwen2.5-coder.md and its details, one run per CSV file in benchmarks/results/qwen2.5-coder.
+# The tables of docs/results/qwen2.5-coder.md and its details, one run per CSV file in benchmarks/results/qwen2.5-coder*.
 # Usage: D=FOLDER recipes/real_models/tables.sh NAME...    (README.md says what FOLDER holds; a stopped run goes on)
 # NAME is that of a CSV file; GENERAL is the bundled policy. A table takes minutes to hours of two cores.
 set -euo pipefail
