@@ -83,8 +83,8 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """Means over heads and sequences; areas as multiples of the oracle's, where it is there."""
     heads = rows.groupby(["method", "head"], sort=False).mean(numeric_only=True).reset_index()
     table = heads.groupby("method", sort=False).mean().drop(columns="head")
-    rivals = heads[heads.method != "oracle"]
-    best = rivals.loc[rivals.groupby("head").area.idxmin()].method.value_counts()
+    others = heads[heads.method != "oracle"]
+    best = others.loc[others.groupby("head").area.idxmin()].method.value_counts()
     area = table.pop("area")
     table.insert(0, "area_to_oracle", area / area.get("oracle", math.nan))
     return table.assign(heads_in_which_best=best.reindex(table.index, fill_value=0))

@@ -10,9 +10,9 @@ export OMP_NUM_THREADS=1
 NEEDLES=niah_single_1,niah_single_2,niah_single_3,niah_multikey_1,niah_multivalue,niah_multiquery
 # The settings that were best on validation prompts (`tune` below).
 TWICE="kvzip+global,contrastkv(beta=0)+global"
-RIVALS="$TWICE,snapkv(kernel=31)+ada,expected_attention+ada,keydiff+ada"
+BASELINES="$TWICE,snapkv(kernel=31)+ada,expected_attention+ada,keydiff+ada"
 # On other tasks SnapKV ran without `ada`.
-UNIFORM="${RIVALS/snapkv(kernel=31)+ada/snapkv(kernel=31)}"
+UNIFORM="${BASELINES/snapkv(kernel=31)+ada/snapkv(kernel=31)}"
 REFERENCES="kvp,kvp+global,windowkv:llama,streaming_llm,random,oracle+global"
 
 both() { # program, flags: two processes share the work
@@ -92,12 +92,12 @@ done
 
 # test
 needles=(--essays "$D/novels_test" --tasks "$NEEDLES" --max_new_tokens 40)
-evaluate needles 1024 "${needles[@]}" --prompts "$PROMPTS" --budgets 2%,3%,4.5%,6%,9%,12.5%,25% --methods "full,kvp+ada,$RIVALS"
+evaluate needles 1024 "${needles[@]}" --prompts "$PROMPTS" --budgets 2%,3%,4.5%,6%,9%,12.5%,25% --methods "full,kvp+ada,$BASELINES"
 # The bundled policy on another seed and in articles of newspapers.
 news=(--seed 2039 --essays "$D/news" --policies smollm2-135m-instruct --max_new_tokens 40)
 evaluate fresh 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$FRESH" --budgets 2%,6%,12.5%,25% \
   --methods "full,kvp+ada,$TWICE,snapkv(kernel=31)+ada,keydiff+ada"
-evaluate references 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$FEW" --budgets 2%,6%,12.5%,25%,50% --methods "full,kvp+ada,$RIVALS,$REFERENCES"
+evaluate references 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$FEW" --budgets 2%,6%,12.5%,25%,50% --methods "full,kvp+ada,$BASELINES,$REFERENCES"
 evaluate kvzap 1024 "${news[@]}" --tasks "$NEEDLES" --prompts "$LEARNED" --budgets 2%,6%,12.5%,25% --methods full,kvp+ada,kvp+global \
   --policies "kvzap-like=$RUN/kvzap_like,smollm2-135m-instruct"
 sources=(--policies "smollm2-135m-instruct,$RUN/needles-alone,$RUN/text-alone")
@@ -122,7 +122,7 @@ evaluate texts 1024 "${texts[@]}" "${chats[@]}" \
 evaluate texts 1024 "${texts[@]}" "${chats[@]}" --budgets 4 --methods streaming_llm    # the last turn alone
 "$BIN/kvp-eval" --model "$MODEL" --dtype bfloat16 --length 1024 --essays "$D/novels_test" --tasks niah_multikey_1 --prompts 1 \
   --max_new_tokens 8 --protection off --timing_prompts 6 --budgets 12.5% --protocols query_agnostic \
-  --policies "seed0=$RUN/seed0" --methods "full,kvp+ada,kvp+global,kvp,$RIVALS,snapkv,tova,streaming_llm" --out "$RUN/timing"
+  --policies "seed0=$RUN/seed0" --methods "full,kvp+ada,kvp+global,kvp,$BASELINES,snapkv,tova,streaming_llm" --out "$RUN/timing"
 # The policy in the package; on an idle machine.
 for length in 1024 4096; do
   "$BIN/kvp-eval" --model "$MODEL" --dtype bfloat16 --length $length --essays "$D/news" --tasks niah_multikey_1 --prompts 6 --seed 2039 \

@@ -58,7 +58,7 @@ LAST_TURN = (RECENCY, "4")
 LEAST_GAIN = 0.05
 """Nats per token of the reply."""
 SEEN, UNSEEN = "query_aware", "query_agnostic"
-RIVALS = {
+BASELINES = {
     "full cache": FULL,
     OURS: OURS,
     "KVzip+global, two passes": "kvzip",
@@ -227,7 +227,7 @@ def kept() -> Iterator[str]:
     budgets = ("2%", "6%", "12.5%", "25%")
     yield f"| question | method | {' | '.join(budgets)} |\n|---|---|{'--:|' * len(budgets)}"
     for question, protocol in (("seen", SEEN), ("not seen", UNSEEN)):
-        for label, start in RIVALS.items():
+        for label, start in BASELINES.items():
             results = "references" if start == RECENCY else "fresh"
             row = [_text(_find((results, protocol, budget), start)) for budget in budgets]
             yield f"| {question} | {label} | {' | '.join(row)} |"
