@@ -1,11 +1,14 @@
 """Compressed contexts in vLLM: first tokens, tokens per processor second, contexts at once.
 
-    python -m benchmarks.engines --model FOLDER --policy NAME --text FOLDER --length 4096 --out FILE
+    python -m benchmarks.engines --model FOLDER --policies NAME,NAME+uniform --text FOLDER
+        --length 4096 --out FILE
 
-One engine in this process, with KV space for four whole contexts of `--length` tokens of the texts.
-The engine reads and compresses `--contexts` of them (`kv_transfer_params`), then answers: a first
-and a later question about a whole and a compressed context, and as many contexts at once as fit,
-`--tokens` tokens each, from its prefix cache. Seconds are of the processor, of all threads.
+One engine for each policy, in a process of its own (in one, vLLM would give all the same
+connector), with KV space for four whole contexts of `--length` tokens of the texts. It reads and
+compresses `--contexts` of them (`kv_transfer_params`). Then, in `--rounds` turns of all engines, it
+answers a first and a later question about one context, and `--tokens` tokens about as many contexts
+at once as fit, whole (ordinary requests) and compressed, from its prefix cache. Seconds are of the
+processor, of all threads; of the rounds the medians.
 """
 
 from __future__ import annotations
@@ -14,7 +17,10 @@ import argparse
 import os
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -37,12 +43,13 @@ def main() -> None:
     """Measure one length and write the report."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True)
-    parser.add_argument("--policy", required=True, help="reads keys and values alone")
+    parser.add_argument("--policies", required=True, help="read keys and values alone")
     parser.add_argument("--text", required=True, help="folder of text files")
     parser.add_argument("--length", type=int, default=4096, help="tokens of a context")
     parser.add_argument("--contexts", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
     parser.add_argument("--budgets", default="12.5%,25%")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--out", required=True)
     given = parser.parse_args()
@@ -50,8 +57,83 @@ def main() -> None:
         write_report(given, results=measure(given, folder))
 
 
-def measure(given: argparse.Namespace, folder: str) -> dict[str, Any]:
-    """The report of one length."""
+class Engine:
+    """vLLM with kvp's connector and a policy."""
+
+    def __init__(self, given: argparse.Namespace, policy: str, folder: str, blocks: int) -> None:
+        self.llm = vllm.LLM(
+            given.model, dtype=given.dtype, enforce_eager=True, block_size=BLOCK,
+            num_gpu_blocks_override=blocks, max_model_len=min(blocks // 4 * BLOCK, 8192),
+            enable_prefix_caching=True, max_num_batched_tokens=2048,
+            kv_transfer_config=KVTransferConfig(
+                kv_connector="KvpConnector", kv_connector_module_path="kvp.vllm.connector",
+                kv_role="kv_both",
+                kv_connector_extra_config={"contexts": folder, "policy": policy},
+            ),
+        )  # fmt: skip
+        self.ask([[*range(100, 356)]], 4)  # what is done once
+
+    def ask(self, prompts: list[list[int]], tokens: int, **extra: Any) -> tuple[Any, float]:  # noqa: ANN401
+        """Answers, and processor seconds."""
+        sampling = vllm.SamplingParams(
+            temperature=0, max_tokens=tokens, min_tokens=tokens, ignore_eos=True, **extra
+        )
+        requests = [{"prompt_token_ids": prompt} for prompt in prompts]
+        before = time.process_time()
+        found = self.llm.generate(requests, sampling, use_tqdm=False)
+        seconds = time.process_time() - before
+        assert all(len(one.outputs[0].token_ids) == tokens for one in found), "a request failed"
+        return found, seconds
+
+    def read(self, document: list[int], **extra: Any) -> tuple[Any, float]:  # noqa: ANN401
+        """The same of a context that no cache holds."""
+        self.llm.reset_prefix_cache()
+        (found,), seconds = self.ask([document], 4, **extra)
+        return found, seconds
+
+    def reading(self, documents: list[list[int]]) -> float:
+        """Seconds to read a context."""
+        return median(self.read(document)[1] for document in documents)
+
+    def compress(self, documents: list[list[int]], budget: str) -> tuple[list[list[int]], float]:
+        """Placeholders of the contexts, and seconds to read and compress one."""
+        asked = {"extra_args": {"kv_transfer_params": {"kvp_compress": budget}}}
+        answers, seconds = zip(
+            *[self.read(document, **asked) for document in documents], strict=True
+        )
+        told = [answer.kv_transfer_params["kvp_context"]["placeholders"] for answer in answers]
+        return told, median(seconds)
+
+    def answer(self, prompts: list[list[int]], tokens: int) -> dict[str, float]:
+        """Seconds to a first and a later question's first token; tokens per second of all."""
+        self.llm.reset_prefix_cache()
+        first, later = (self.ask(prompts[:1], 1)[1] for _ in range(2))
+        self.ask(prompts, 1)
+        seconds = self.ask(prompts, tokens)[1]
+        return {
+            "first_question": first, "later_question": later,
+            "tokens_per_second": len(prompts) * tokens / seconds,
+        }  # fmt: skip
+
+
+_ENGINE: list[Engine] = []
+"""That of this process."""
+
+
+def _start(*given: Any) -> None:  # noqa: ANN401
+    _ENGINE.append(Engine(*given))
+
+
+def _run(name: str, *given: Any) -> Any:  # noqa: ANN401
+    return getattr(_ENGINE[0], name)(*given)
+
+
+def _call(process: ProcessPoolExecutor, *call: Any) -> Any:  # noqa: ANN401
+    return process.submit(_run, *call).result()
+
+
+def measure(given: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
+    """A row of each policy and budget; 100 % is a whole context."""
     tokenizer = load_tokenizer(given.model)
     question = tokenizer(QUESTION, add_special_tokens=False).input_ids
     text = "\n".join(
@@ -61,71 +143,33 @@ def measure(given: argparse.Namespace, folder: str) -> dict[str, Any]:
     documents = [ids[i * given.length : (i + 1) * given.length] for i in range(given.contexts)]
     assert len(documents[-1]) == given.length, "give more text"
     rest = len(question) + given.tokens
-    space = 4 * -(-(given.length + rest) // BLOCK) + 1
-    llm = vllm.LLM(
-        given.model, dtype=given.dtype, enforce_eager=True, block_size=BLOCK,
-        num_gpu_blocks_override=space, max_model_len=min(given.length + rest, 8192),
-        enable_prefix_caching=True, max_num_batched_tokens=2048,
-        kv_transfer_config=KVTransferConfig(
-            kv_connector="KvpConnector", kv_connector_module_path="kvp.vllm.connector",
-            kv_role="kv_both",
-            kv_connector_extra_config={"contexts": folder, "policy": given.policy},
-        ),
-    )  # fmt: skip
-
-    def ask(
-        prompts: list[list[int]],
-        tokens: int,
-        **extra: Any,  # noqa: ANN401
-    ) -> tuple[Any, float, float]:
-        """Answers, processor seconds and seconds."""
-        sampling = vllm.SamplingParams(
-            temperature=0, max_tokens=tokens, min_tokens=tokens, ignore_eos=True, **extra
+    blocks = 4 * -(-(given.length + rest) // BLOCK) + 1
+    cases = []
+    for policy in given.policies.split(","):
+        process = ProcessPoolExecutor(
+            1, get_context("spawn"), _start, (given, policy, folder, blocks)
         )
-        before, started = time.process_time(), time.perf_counter()
-        found = llm.generate([{"prompt_token_ids": p} for p in prompts], sampling, use_tqdm=False)
-        return found, time.process_time() - before, time.perf_counter() - started
-
-    ask([documents[0][:256]], 4)  # what is done once
-    report: dict[str, Any] = {
-        "length": given.length, "contexts": given.contexts, "answer": given.tokens,
-        "kv_tokens": (space - 1) * BLOCK, "dtype": given.dtype, "vllm": vllm.__version__,
-        "question": len(question), "budgets": {},
-    }  # fmt: skip
-    whole = [[*document, *question] for document in documents]
-    report["prefill"] = ask([whole[0]], 1)[1]
-    report["later_question"] = ask([whole[0]], 1)[1]
-    ask(whole[1:4], 1)
-    _, seconds, wall = ask(whole[:4], given.tokens)
-    report["whole"] = {"at_once": 4, "tokens_per_second": 4 * given.tokens / seconds, "wall": wall}
-    for budget in given.budgets.split(","):
-        extra = {"extra_args": {"kv_transfer_params": {"kvp_compress": budget}}}
-        contexts, costs = [], []
-        for document in documents:
-            llm.reset_prefix_cache()
-            (made,), cost, _ = ask([document], 4, **extra)
-            told = made.kv_transfer_params["kvp_context"]
-            contexts.append([*told["placeholders"], *question])
-            costs.append(cost)
-        llm.reset_prefix_cache()
-        plain = []
-        for document in documents[:3]:
-            llm.reset_prefix_cache()
-            plain.append(ask([document], 4)[1])
-        llm.reset_prefix_cache()
-        kept = kept_rows(parse_budget(budget), given.length)
-        first = ask([contexts[0]], 1)[1]
-        later = [ask([contexts[0]], 1)[1] for _ in range(3)]
-        fit = min((space - 1) // -(-(kept + rest) // BLOCK), given.contexts)
-        ask(contexts[:fit], 1)
-        _, seconds, wall = ask(contexts[:fit], given.tokens)
-        report["budgets"][budget] = {
-            "kept": kept, "first_question": first, "later_question": sorted(later)[1],
-            "compression": sorted(costs)[len(costs) // 2] - sorted(plain)[1],
-            "reading": sorted(plain)[1], "at_once": fit, "wall": wall,
-            "tokens_per_second": fit * given.tokens / seconds,
-        }  # fmt: skip
-    return report
+        whole = [[*document, *question] for document in documents[:4]]
+        reading = _call(process, "reading", documents[:3])
+        cases.append((process, whole, {"policy": policy, "budget": "100%", "reading": reading}))
+        for budget in given.budgets.split(","):
+            told, seconds = _call(process, "compress", documents, budget)
+            kept = kept_rows(parse_budget(budget), given.length)
+            fit = min((blocks - 1) // -(-(kept + rest) // BLOCK), given.contexts)
+            prompts = [[*placeholders, *question] for placeholders in told[:fit]]
+            row = {"policy": policy, "budget": budget, "kept": kept}
+            cases.append((process, prompts, {**row, "compression": seconds - reading}))
+    turns = [
+        [_call(process, "answer", prompts, given.tokens) for process, prompts, _ in cases]
+        for _ in range(given.rounds)
+    ]
+    return [
+        {
+            **row, "at_once": len(prompts),
+            **{name: median(turn[name] for turn in each) for name in each[0]},
+        }
+        for (_, prompts, row), each in zip(cases, zip(*turns, strict=True), strict=True)
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":
