@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The policy in the package, and what docs/results/smollm2.md shows of it but classification. About a day on two cores.
+# The policy in the package, and what docs/results/smollm2.md shows of it. About a day on two cores.
 # Usage: D=FOLDER recipes/real_models/evidence.sh    (README.md says what FOLDER holds; a stopped step goes on)
 # Prompts are those of the committed tables: of a task, or texts. Fewer, as PROMPTS=10 FRESH=10, take less time.
 set -euo pipefail

@@ -4,16 +4,13 @@
 
 SOURCES holds `squad.json` (rows of context, question, answer), `dialogues.jsonl` and
 `dialogues_dev.jsonl` (Schema-Guided Dialogue: `services`, and `turns`, pairs of speaker and text),
-`mmlu` (`astronomy_test.csv` and the other SUBJECTS, with a header that names `question`),
 `wiki_train.txt` and `wiki_test.txt` (WikiText-2).
 D gets SQuAD in halves without a passage in common, passages with several questions and answers,
-dialogues of about 1,000 tokens, pieces of articles, and questions and messages to classify after
-examples.
+dialogues of about 1,000 tokens, pieces of articles, and messages to classify after examples.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import random
@@ -30,11 +27,6 @@ CHATS = {"questions": 200, "dialogues": 1500}
 PASSAGE_WORDS, DIALOGUE_WORDS, ARTICLE_WORDS = (430, 560), 470, 1100
 """At most 1,024 tokens each, but for articles, which are cut to the length that is asked for."""
 
-SUBJECTS = (
-    "anatomy astronomy high_school_geography high_school_macroeconomics high_school_psychology "
-    "international_law machine_learning marketing nutrition philosophy virology world_religions"
-)
-"""Of MMLU."""
 EXAMPLES, CLASSIFIED = 36, {"validation": 48, "test": 200}
 """Examples in a context, and contexts."""
 CLASSIFIED_WORDS = range(6, 26)
@@ -107,14 +99,6 @@ def articles(text: str) -> Iterator[Row]:
                 yield {"text": piece}
 
 
-def subjects(folder: Path) -> Iterator[tuple[str, str]]:
-    """Questions of MMLU and their subjects."""
-    for name in SUBJECTS.split():
-        with (folder / f"{name}_test.csv").open(encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                yield row["question"], name.removeprefix("high_school_").replace("_", " ")
-
-
 def topics(chats: Iterable[Row]) -> Iterator[tuple[str, str]]:
     """First requests of dialogues about one service, and its kind."""
     for chat in chats:
@@ -122,25 +106,19 @@ def topics(chats: Iterable[Row]) -> Iterator[tuple[str, str]]:
             yield chat["turns"][0][1], chat["services"][0].split("_")[0]
 
 
-def examples(
-    name: str, pairs: Iterable[tuple[str, str]], text: str, label: str
-) -> dict[str, list[Row]]:
-    """Texts to classify after others of every class, as NAME_validation and NAME_test.
-
-    The two have no text in common. NAME_alone is NAME_test without the others.
-    """
+def classified(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[Row]]]:
+    """Messages to classify after examples of every topic; no text is in validation and test."""
     found: dict[str, dict[str, list[str]]] = {split: {} for split in CLASSIFIED}
     for one, kind in sorted({(" ".join(one.split()), kind) for one, kind in pairs}):
         if len(one.split()) in CLASSIFIED_WORDS:
             odd = int(hashlib.sha256(one.encode()).hexdigest(), 16) % 4
             found["test" if odd else "validation"].setdefault(kind, []).append(one)
     draw = random.Random(11)
-    rows: dict[str, list[Row]] = {f"{name}_{split}": [] for split in found}
     for split, by_kind in found.items():
-        kinds = sorted(by_kind)
+        kinds, rows = sorted(by_kind), []
         fewest = min(map(len, by_kind.values()), default=0)
         if (fewest - 1) * len(kinds) < EXAMPLES:
-            raise SystemExit(f"{name}: too few texts of a class for {EXAMPLES} examples")
+            raise SystemExit(f"too few messages of a topic for {EXAMPLES} examples")
         for number in range(CLASSIFIED[split]):
             gold = number % len(kinds)
             asked = draw.choice(by_kind[kinds[gold]])
@@ -152,15 +130,14 @@ def examples(
                     shown.append((one, kind))
             draw.shuffle(shown)
             row = {
-                "context": "".join(f"{text}: {one}\n{label}: {kind}\n\n" for one, kind in shown),
-                "question": f"{text}: {asked}\n{label}:",
+                "context": "".join(f"Message: {one}\nTopic: {kind}\n\n" for one, kind in shown),
+                "question": f"Message: {asked}\nTopic:",
                 "answer": kinds[gold],
                 "metric": "part",
                 "max_new_tokens": LABEL_TOKENS,
             }
-            rows[f"{name}_{split}"].append(row)
-    alone = [{k: v for k, v in row.items() if k != "context"} for row in rows[f"{name}_test"]]
-    return {**rows, f"{name}_alone": alone}
+            rows.append(row)
+        yield f"topics_{split}", rows
 
 
 def main(sources: Path, out: Path) -> None:
@@ -178,8 +155,7 @@ def main(sources: Path, out: Path) -> None:
         "sgd": dialogues(chats),
         "wiki_train": articles((sources / "wiki_train.txt").read_text(encoding="utf-8")),
         "wiki_test": articles((sources / "wiki_test.txt").read_text(encoding="utf-8")),
-        **examples("subjects", subjects(sources / "mmlu"), "Question", "Subject"),
-        **examples("topics", topics(unseen), "Message", "Topic"),
+        **dict(classified(topics(unseen))),
     }
     for name, rows in made.items():
         lines = "".join(json.dumps(row) + "\n" for row in rows)
