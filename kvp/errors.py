@@ -95,7 +95,7 @@ def call_program(
     left behind, notes of the exception how far it came.
     """
     try:
-        with _sigterm_raises(prog):
+        with _sigterm_raises():
             program()
             _flush()
     except KvpError as error:
@@ -137,7 +137,7 @@ def _forget_output() -> None:
 
 
 @contextmanager
-def _sigterm_raises(prog: str) -> Iterator[None]:
+def _sigterm_raises() -> Iterator[None]:
     """Turn SIGTERM into `Terminated` in the main thread, where signals arrive."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -147,35 +147,10 @@ def _sigterm_raises(prog: str) -> Iterator[None]:
         raise Terminated
 
     earlier = signal.signal(signal.SIGTERM, stop)
-    _RUNNING.append(prog)
     try:
         yield
     finally:
-        _RUNNING.pop()
         signal.signal(signal.SIGTERM, earlier)
-
-
-_RUNNING: list[str] = []
-"""Programs that this process is in, the inner one last."""
-_ENDING = {signal.SIGTERM, signal.SIGINT}
-
-
-def _around_fork(blocked: int, child: bool) -> None:
-    """Let signals end a fork of a program at once and silently, whenever they arrive.
-
-    One that comes before the fork has lost the program's handlers waits until it has.
-    """
-    if _RUNNING:
-        for number in _ENDING if child else ():
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(blocked, _ENDING)
-
-
-os.register_at_fork(
-    before=lambda: _around_fork(signal.SIG_BLOCK, False),
-    after_in_parent=lambda: _around_fork(signal.SIG_UNBLOCK, False),
-    after_in_child=lambda: _around_fork(signal.SIG_UNBLOCK, True),
-)
 
 
 def _end(prog: str, error: BaseException, message: str, code: int, *more: str) -> int:

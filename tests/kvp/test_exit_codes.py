@@ -3,8 +3,6 @@
 import errno
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -69,31 +67,3 @@ def test_a_program_runs_in_a_thread_too():
     thread.start()
     thread.join()
     assert codes == [0]
-
-
-_FORKING = """
-import multiprocessing, os, signal, sys, time
-from kvp.errors import call_program
-
-def program():
-    for number in (signal.SIGTERM, signal.SIGINT):
-        if not (child := os.fork()):
-            try:
-                time.sleep(60)
-            finally:
-                os._exit(1)
-        os.kill(child, number)  # at once, or when it sleeps
-        assert os.waitpid(child, 0)[1] == number
-        time.sleep(0.01)
-    with multiprocessing.get_context("fork").Pool(2) as pool:  # its end terminates its processes
-        assert list(pool.imap(abs, range(20))) == list(range(20))
-
-sys.exit(max(call_program(program, "p") for _ in range(10)))
-"""
-
-
-def test_signals_end_forks_of_a_program_at_once_and_silently():
-    done = subprocess.run(
-        [sys.executable, "-c", _FORKING], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")

@@ -1,26 +1,19 @@
 """Chat templates of any kind: what they write is fed as it is, or refused in one line."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
-from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
 import kvp
-from kvp import load_model, messages
+from kvp import load_model
 from kvp.data.encode import ChangedTextError, encode
 from kvp.data.rows.samples import row_samples
 from kvp.data.task import Sample, TaskSettings
 from kvp.errors import KvpError, ModelError, UsageError
 from kvp.hf.contexts import context_ids
-from kvp.messages import render_chat
 from kvp.program.table import main
 
 LOOP = (
@@ -40,11 +33,6 @@ HOSTILE = {
     "types": ("{{ 1 + 'a' }}", "unsupported operand"),
     "range": ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
     "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
-    "memory": ("{% for i in range(9) %}{{ 'a' * 10**(11 + i) }}{% endfor %}", "MemoryError"),
-    "length": ("{% for i in range(999) %}{{ 'a' * 9999 }}{% endfor %}", "characters"),
-    "time": ("{% set r = range(99999) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
-             "more than 1 s"),
-    "number": ("{{ 9 ** (9 ** 9) }}", "more than 1 s"),
     "syntax": ("{% for %}", "refuses the chat"),
     "attributes": ("{{ messages[99].content.strip() }}", "no element 99"),
     "files": ("{% include '/etc/passwd' %}", "no loader"),
@@ -76,11 +64,6 @@ OTHER = {
     "the last alone": "{{ messages[-1].content }}",
     "reversed": PLAIN.replace("in messages", "in messages | reverse"),
 }
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    monkeypatch.setattr(messages, "SECONDS", 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +182,6 @@ def test_whatever_a_template_does_is_one_line(model_folder, model, tmp_path, cap
     (folder / "chat_template.jinja").write_text(template)
     rows = [{"messages": turns(f"{number} {TEXT}", "Ann")} for number in range(20)]
     data.write_text("\n".join(map(json.dumps, rows)))
-    started = time.monotonic()
     if program is from_python:
         with pytest.raises(ModelError) as caught:
             program(folder, model, data, tmp_path / "out")
@@ -210,52 +192,6 @@ def test_whatever_a_template_does_is_one_line(model_folder, model, tmp_path, cap
     assert f"the chat template of {folder} " in line
     assert said in line
     assert "\n" not in line
-    assert time.monotonic() - started < 60
-
-
-def test_threads_do_not_get_the_chats_of_others(using):
-    tokenizer = using(PLAIN)
-
-    def ask(number):
-        return {render_chat(turns(f"{number}" * 999), tokenizer) for _ in range(20)}
-
-    with ThreadPoolExecutor(8) as threads:
-        for number, answers in enumerate(threads.map(ask, range(8))):
-            assert answers == {f"<|start|>user\n{f'{number}' * 999}<|end|>\n"}
-
-
-def test_after_a_template_that_never_ends_nothing_is_left_behind(using):
-    render_chat(turns("Hi"), using(PLAIN))
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(2):
-        with pytest.raises(ModelError, match="more than 1 s"):
-            render_chat(turns("Hi"), using(HOSTILE["time"][0]))
-        with pytest.raises(ChildProcessError):
-            os.waitpid(-1, os.WNOHANG)
-    assert render_chat(turns("Hi"), using(PLAIN)) == "<|start|>user\nHi<|end|>\n"
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_program_that_is_killed_leaves_no_process(model_folder):
-    program = (
-        "import os, signal, sys\n"
-        "from transformers import AutoTokenizer\n"
-        "from kvp.messages import render_chat\n"
-        "tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])\n"
-        "render_chat([{'role': 'user', 'content': 'Hi'}], tokenizer)\n"
-        "print(open(f'/proc/self/task/{os.getpid()}/children').read(), flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    command = [sys.executable, "-c", program, str(model_folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    (child,) = done.stdout.split()
-    for _ in range(100):
-        state = Path(f"/proc/{child}/stat")
-        if not state.exists() or state.read_text().split()[2] == "Z":
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail(f"process {child} is still there")
 
 
 HALF = "half of a surrogate pair"
