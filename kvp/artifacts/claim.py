@@ -18,7 +18,7 @@ import re
 import socket
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
@@ -54,9 +54,6 @@ class FolderKind:
     begun: str = r"(?!)"
     """Regular expression of the files, as POSIX paths inside the folder, that an interrupted
     creation may leave without a marker."""
-    empty: Callable[[Path], bool] = lambda _: False
-    """Whether a folder of another identity holds nothing to keep: it counts as new, unless workers
-    share it or it lies in an object store, where its writer may still be there."""
     optional: tuple[str, ...] = ()
     """Entries of the identity, `part.entry`, that are compared only where both sides have them:
     programs know them only when the model is loaded."""
@@ -94,7 +91,6 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         """Content of the marker when the folder was claimed, or at `refresh`; None for a new
         folder."""
         self._kind = kind
-        self._anew = False
         self._copy: Path | None = None
         here = self._here = path if isinstance(path, Path) else staging_folder(path)
         self._lock = here / LOCK
@@ -153,16 +149,14 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         `identity` holds JSON values; `optional` ones may be left to `refresh`. Raises the kind's
         error where `check_folder` refuses it, another process writes it, or it cannot be made.
         """
-        check_folder(path, kind, identity, shared=shared)
+        check_folder(path, kind, identity)
         folder = cls(path, kind, shared=shared)
         try:
             # Another process may have been quicker between the check and the lock.
-            marker = check_folder(path, kind, identity, shared=shared)
+            folder.existing_marker = check_folder(path, kind, identity)
         except BaseException:
             folder.release()
             raise
-        folder._anew = marker is not None and bool(kind.differences(marker, identity))
-        folder.existing_marker = None if folder._anew else marker
         return folder
 
     def begin(self, content: Mapping[str, Any]) -> bool:
@@ -170,7 +164,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
 
         Raises the kind's error where that one's identity is not the one in `content`.
         """
-        made = write_sealed_json(self.path / self._kind.marker, content, new=not self._anew)
+        made = write_sealed_json(self.path / self._kind.marker, content, new=True)
         self.refresh(content["identity"])
         return made
 
@@ -245,7 +239,7 @@ def _locked(handle: int, mode: int) -> bool:
 
 
 def check_folder(
-    path: Place, kind: FolderKind, identity: Mapping[str, Any], *, shared: bool = False
+    path: Place, kind: FolderKind, identity: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """The marker of a folder, None where it has none; the kind's error where `claim` refuses it.
 
@@ -270,8 +264,7 @@ def check_folder(
             raise kind.error(
                 f"--out {path} is not empty and not a {kind.noun} ({foreign}); name another"
             )
-    different = kind.differences(marker, identity)
-    if different and (shared or isinstance(path, ObjectPath) or not kind.empty(path)):
+    if different := kind.differences(marker, identity):
         raise kind.error(_others(path, different))
     return marker
 

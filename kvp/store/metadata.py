@@ -43,22 +43,8 @@ STORE = FolderKind(
     marker=MANIFEST,
     error=StoreError,
     format=FORMAT,
-    begun=rf"(({'|'.join(ARRAYS)})/)?zarr\.json|{OUTPUT}",
-    empty=lambda store: not committed(store),
     optional=("model.weights",),
 )
-
-
-def remove_metadata(store: Path) -> None:
-    """Delete a store that has no sequence, but for what is not its own."""
-    for leftover in (MANIFEST, "zarr.json", OUTPUT):  # no more a store from the first on
-        (store / leftover).unlink(missing_ok=True)
-    for folder in (store / array for array in ARRAYS):
-        for name, _ in [*files_below(folder)]:
-            if name == "zarr.json" or name.startswith("c."):
-                (folder / name).unlink(missing_ok=True)
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
 
 
 def create_metadata(

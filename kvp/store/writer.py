@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,19 +52,15 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
     ) -> TraceWriter:
         """Begin a store, or continue one of the same identity and plan.
 
-        A store on a disk without a single sequence holds nothing to keep: it is begun anew, unless
-        workers share it (`shared`). The entry "identity" of `manifest` (a JSON object: model, data,
-        seed, ...) is what a continuing run must repeat exactly. `output_gram`, float32
-        [L, H, D, D], is that of `TraceReader`. Raises StoreError where the directory is in use,
-        holds something else, is damaged or cannot be written, or the store was begun with other
-        settings, which the message names.
+        The entry "identity" of `manifest` (a JSON object: model, data, seed, ...) is what a
+        continuing run must repeat exactly. `output_gram`, float32 [L, H, D, D], is that of
+        `TraceReader`. Raises StoreError where the directory is in use (unless all its writers are
+        `shared`), holds something else, is damaged or cannot be written, or the store was begun
+        with other settings, which the message names.
         """
         identity = json.loads(json.dumps(manifest["identity"]))
         folder = OutputFolder.claim(place(path), metadata.STORE, identity, shared=shared)
         try:
-            if isinstance(folder.path, Path) and not shared and not metadata.committed(folder.path):
-                metadata.remove_metadata(folder.path)
-                folder.existing_marker = None
             metadata.create_metadata(folder, plan, {**manifest, "identity": identity}, output_gram)
             there = metadata.load_metadata(folder.path)[1]
             if different := differences(there.to_dict(), plan.to_dict()):

@@ -1,7 +1,6 @@
 """Runs that end early and are continued, and directories that cannot be continued in."""
 
 import errno
-import json
 import os
 import resource
 import shutil
@@ -193,29 +192,3 @@ def test_one_training_writes_a_folder(store, tmp_path, capsys):
     lock.release()
     assert main(flags(store, out, steps=8)) == 0
     assert not (out / "writer.lock").exists()
-
-
-def test_a_run_that_has_saved_nothing_gives_its_directory_to_another(
-    store, tmp_path, monkeypatch, capsys
-):
-    def killed(*_):
-        raise Killed
-
-    out = tmp_path / "policy"
-    with monkeypatch.context() as patch:
-        patch.setattr(RankerTraining, "training_step", killed)
-        with pytest.raises(Killed):
-            main(flags(store, out, steps=9))
-    assert {path.name for path in out.iterdir()} == {"run.json", "logs"}
-    (out / "notes.txt").write_text("mine")
-    assert main(flags(store, out, steps=8)) == 2
-    assert "steps: 9 there, 8 here" in capsys.readouterr().err
-    (out / "notes.txt").unlink()
-    assert main(flags(store, out, steps=8)) == 0
-    assert json.loads((out / "run.json").read_text())["identity"]["steps"] == 8
-    assert len(list((out / "logs").iterdir())) == 1
-
-    shutil.rmtree(out)
-    unfinished(store, out)  # but what has a checkpoint keeps its folder
-    assert main(flags(store, out, steps=9)) == 2
-    assert "steps: 8 there, 9 here" in capsys.readouterr().err

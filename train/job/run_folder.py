@@ -3,8 +3,7 @@
 `run.json` is written first and says what is being trained; one checkpoint replaces the other as a
 whole; `policy.json` comes last, and then the checkpoint goes. Two runs share a folder only if
 everything that decides the weights agrees (`TrainConfig.identity`, the store's digest, the head
-geometry); what has saved nothing yet, because it failed or was stopped early, gives its folder to
-any run. A run whose folder lies in an object store writes to a copy on this disk; checkpoints and
+geometry). A run whose folder lies in an object store writes to a copy on this disk; checkpoints and
 logs are sent as they are made, the policy at the end.
 """
 
@@ -18,8 +17,8 @@ from typing import Any
 from zipfile import ZipFile
 
 from kvp.artifacts.addresses import Place, files_below
-from kvp.artifacts.claim import LOCK, FolderKind, OutputFolder
-from kvp.artifacts.files import digest_json, foreign, is_partial, read_checked
+from kvp.artifacts.claim import FolderKind, OutputFolder
+from kvp.artifacts.files import digest_json, foreign, read_checked
 from kvp.errors import UsageError
 from policies.sources import INDEX, policy_files
 
@@ -29,13 +28,7 @@ CHECKPOINT = f"{CHECKPOINTS}/last.ckpt"
 LOGS = "logs"
 
 
-def _has_saved_nothing(folder: Place) -> bool:
-    """Whether a run can be begun here without loss to the one that is there."""
-    names = {name for name, _ in files_below(folder) if not (is_partial(name) or name == LOCK)}
-    return all(name == RUN_FILE or name.startswith(f"{LOGS}/") for name in names)
-
-
-RUN = FolderKind(noun="training run", marker=RUN_FILE, error=UsageError, empty=_has_saved_nothing)
+RUN = FolderKind(noun="training run", marker=RUN_FILE, error=UsageError)
 
 
 class RunFolder:
@@ -74,8 +67,7 @@ class RunFolder:
         """Claim the folder for this process, until `release`.
 
         Raises UsageError when another process writes it, when it holds anything but an unfinished
-        run of this identity or one that has saved nothing, or when its checkpoint is damaged or of
-        another run.
+        run of this identity, or when its checkpoint is damaged or of another run.
         """
         previous = RUN.read_marker(self.place)
         if previous is not None and (self.place / INDEX).exists():
@@ -86,7 +78,6 @@ class RunFolder:
         self._claim = OutputFolder.claim(self.place, RUN, self._identity)
         try:
             if self._claim.existing_marker is None:
-                self._delete(LOGS)  # of another run
                 self._claim.begin({"identity": self._identity, "manifest": dict(manifest)})
             self._claim.pull()
             if self.start is not None:

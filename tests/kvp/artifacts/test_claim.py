@@ -2,7 +2,6 @@
 
 import multiprocessing
 import shutil
-from dataclasses import replace
 
 import pytest
 
@@ -72,10 +71,6 @@ def test_other_settings_are_named(tmp_path):
     with pytest.raises(ResultsError, match="begun with other settings"):
         check_folder(tmp_path / "t", KIND, other)
     assert check_folder(tmp_path / "t", KIND, IDENTITY) == {**HEAD, "identity": IDENTITY}
-    with OutputFolder.claim(tmp_path / "t", replace(KIND, empty=lambda _: True), other) as folder:
-        assert folder.existing_marker is None
-        assert folder.begin({**HEAD, "identity": other})
-        assert folder.existing_marker == {**HEAD, "identity": other}
 
 
 def test_what_is_known_late_is_compared_late_and_only_where_it_is_recorded(tmp_path):
@@ -184,10 +179,6 @@ def test_a_worker_of_other_settings_is_refused_though_nothing_is_kept_yet(tmp_pa
     with pytest.raises(ResultsError, match=r"begun with other settings .seed: 0 there, 1 here"):
         second.begin({**HEAD, "identity": {"seed": 1}})
     assert not first.begin({**HEAD, "identity": {"seed": 0}, "made": "later"})
-    with pytest.raises(ResultsError, match="begun with other settings"):
-        OutputFolder.claim(
-            tmp_path / "t", replace(KIND, empty=lambda _: True), {"seed": 1}, shared=True
-        )
     first.release()
     second.release()
 

@@ -20,35 +20,6 @@ def test_other_settings_are_refused_and_named(store, plan, manifest):
         assert writer.missing() == [1]
 
 
-def test_a_store_without_a_sequence_is_begun_anew(tmp_path, plan, manifest, make_trace):
-    """Also where a writer was killed inside its first sequence."""
-    path = tmp_path / "store"
-    with TraceWriter.create_or_resume(path, plan, manifest) as writer:
-        writer.write(make_trace(plan, 0))
-    (path / "sequences" / "000000.json").unlink()
-    other, long = {"identity": {"seed": 1}}, replace(plan, max_tokens=40)
-    with TraceWriter.create_or_resume(path, long, other) as writer:
-        assert writer.missing() == [0, 1, 2]
-        assert not any((path / "k").glob("c.*"))
-        writer.write(make_trace(long, 0))
-    assert TraceReader(path).plan == long
-    with pytest.raises(StoreError, match="seed: 1 there, 0 here"):
-        TraceWriter.create_or_resume(path, plan, manifest)
-
-
-def test_an_interrupted_creation_is_begun_anew(tmp_path, store, plan, manifest):
-    begun = tmp_path / "begun"
-    (begun / "k").mkdir(parents=True)
-    (begun / "v").mkdir()
-    for name in ("zarr.json", "k/zarr.json"):
-        (begun / name).write_bytes((store / name).read_bytes()[:40])
-    (begun / "v" / "zarr.json.0123abcd.partial").write_bytes(b"")
-    (begun / "manifest.json.0123abcd.partial").write_text("{")
-    with TraceWriter.create_or_resume(begun, plan, manifest) as writer:
-        assert writer.missing() == [0, 1, 2]
-    assert TraceReader(begun).plan == plan
-
-
 def test_workers_begin_and_fill_a_store_together(tmp_path, plan, manifest, make_trace):
     path = tmp_path / "store"
     first = TraceWriter.create_or_resume(path, plan, manifest, shared=True)
