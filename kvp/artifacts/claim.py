@@ -18,7 +18,7 @@ import re
 import socket
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
@@ -248,11 +248,6 @@ def check_folder(
     # Asked in this order, because another worker may make the folder in between.
     if path.exists() and not (isinstance(path, Path) and path.is_dir()):
         raise kind.error(f"--out {path} is a file; name a folder")
-    there = path if isinstance(path, Path) and path.is_dir() else None
-    if there and (link := next(_links_to_elsewhere(there), None)):
-        raise kind.error(
-            f"--out {path}: {link} is a link to elsewhere; delete it, or copy what it is"
-        )
     marker = kind.read_marker(path)
     if marker is None:
         names = (name for name, _ in files_below(path) if name != LOCK and not is_partial(name))
@@ -267,17 +262,6 @@ def check_folder(
     if different := kind.differences(marker, identity):
         raise kind.error(_others(path, different))
     return marker
-
-
-def _links_to_elsewhere(folder: Path, inside: str = "") -> Iterator[str]:
-    with os.scandir(folder / inside) as entries:  # which says what is a link without a request each
-        for entry in entries:
-            name = os.path.join(inside, entry.name)
-            if entry.is_symlink():
-                if not Path(entry.path).resolve().is_relative_to(folder.resolve()):
-                    yield name
-            elif entry.is_dir(follow_symlinks=False):
-                yield from _links_to_elsewhere(folder, name)
 
 
 def _others(path: Place, different: list[str]) -> str:

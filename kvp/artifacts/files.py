@@ -1,9 +1,8 @@
 """Files written atomically, files of records, and copies between this disk and an object store.
 
-After any crash a file has its old or its whole new content: it is written aside, without a name
-where the file system can do that, flushed, renamed, and the folder flushed as well. Of two writers
-of one path the later one wins. The user's umask decides who may read it. In an object store one
-request writes a file, as a whole.
+After any crash a file has its old or its whole new content: it is written aside, flushed, renamed,
+and the folder flushed as well. Of two writers of one path the later one wins. The user's umask
+decides who may read it. In an object store one request writes a file, as a whole.
 
 Artefacts of many small files (policies, checkpoints, results) are made in a folder on this disk and
 sent when they are whole, and fetched before they are read; trace stores are read and written where
@@ -17,7 +16,6 @@ is an error that names the file and the line. Imports no torch.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -25,12 +23,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
-from kvp.artifacts.addresses import ObjectPath, Place, read_bytes, regular
+from kvp.artifacts.addresses import ObjectPath, Place, read_bytes
 from kvp.errors import KvpError, ResultsError, UsageError
 
 Record = dict[str, Any]
@@ -145,20 +142,15 @@ def replacing(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
         if path.exists() and not path.is_file() and not path.is_dir():  # /dev/null would be gone
             raise OSError(errno.EINVAL, "is no regular file: name another path", path)
         try:
-            with _aside(path, partial) as stream:
+            with partial.open("xb") as stream:
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
-                check_claims(path)
-                if not os.fstat(stream.fileno()).st_nlink:
-                    own = f"/proc/self/fd/{stream.fileno()}"
-                    os.link(own, partial, src_dir_fd=stream.fileno())  # with it, links are followed
-                try:
-                    (os.link if new else os.replace)(partial, path)
-                except FileExistsError:
-                    raise
-                except OSError:  # also a file system without links, where the last one wins
-                    partial.replace(path)
+            check_claims(path)
+            if new:
+                _create(partial, path)
+            else:
+                partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)
@@ -168,22 +160,14 @@ def replacing(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
             os.close(folder)
 
 
-def _aside(path: Path, partial: Path) -> BinaryIO:
-    """A new file without a name, beside `path`; where there are none, `partial`, locked."""
+def _create(partial: Path, path: Path) -> None:
+    """Give a file its name; FileExistsError where there is one of that name."""
     try:
-        if Path("/proc/self/fd").is_dir():
-            return open(os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666), "wb")
-    except (AttributeError, OSError):  # this system or this file system knows none
-        pass
-    for left in path.parent.glob(f"{escape(path.name)}.*"):
-        if is_partial(left.name):
-            # Where that fails, somebody is writing it.
-            with suppress(OSError), open(left, "rb", opener=regular) as old:
-                fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                left.unlink()
-    stream = partial.open("xb")
-    fcntl.flock(stream, fcntl.LOCK_EX)
-    return stream
+        os.link(partial, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links, where the last one wins
+        partial.replace(path)
 
 
 @contextmanager
