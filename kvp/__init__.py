@@ -165,7 +165,6 @@ def _config(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa
         settings = {**settings, "tasks": import_own("kvp.data.tasks").named_tasks(tasks)}
     kind = getattr(import_own(f"{package}.config"), config)
     flags = flags_of(kind, settings.get("preset"))
-    _refuse_ratio(settings, "budgets")
     for name in settings:
         if name not in flags:
             raise UsageError(f"unknown setting {name!r}{did_you_mean(name, flags)}")
@@ -192,13 +191,6 @@ def _public_property(name: str) -> property:
     return property(load)
 
 
-def _refuse_ratio(given: dict[str, Any], name: str = "budget") -> None:
-    """UsageError where somebody says what is evicted, as kvpress does."""
-    if isinstance(ratio := given.get("compression_ratio"), int | float):
-        kept = f'{name}="{100 * (1 - ratio):g}%"'
-        raise UsageError(f"compression_ratio={ratio} is what goes, kvp is told what stays: {kept}")
-
-
 @cache
 def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function whose `scorer` and `allocator` may be names: "snapkv+ada", "nano", "org/name"."""
@@ -206,7 +198,6 @@ def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:
     @in_python()
     @wraps(function)
     def taking_names(*args: Any, **options: Any) -> Any:  # noqa: ANN401
-        _refuse_ratio(options)
         given = signature(function).bind(*args, **options)
         sides = given.arguments["scorer"], given.arguments.get("allocator")
         if any(isinstance(side, str) for side in sides):

@@ -9,7 +9,6 @@ import pytest
 
 from kvp import (
     compress,
-    evaluate,
     evicting,
     load_model,
     load_policy,
@@ -129,10 +128,6 @@ def test_names_that_mean_nothing_are_one_line(one_line):
         with one_line(KvpError, match=message):
             evicting(model, name, "12.5%", allocator="ada")
     for attempt, message in (
-        (lambda: evicting(model, "nano", compression_ratio=0.3), 'what stays: budget="70%"'),
-        (lambda: prefill_and_evict(model, compression_ratio=0.5), 'what stays: budget="50%"'),
-        (lambda: compress(model, compression_ratio=0.875), 'what stays: budget="12.5%"'),
-        (lambda: evaluate("nano", compression_ratio=0), 'what stays: budgets="100%"'),
         (lambda: evicting(model, "nano", "50%", protection="both"), 'is neither "on", "off" nor'),
         (lambda: compress(model, model, "", "nano", protection=False), "protection=False is neit"),
         (lambda: evicting(model, "+ada", "50%"), "method '' is not of the form name"),
