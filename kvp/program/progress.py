@@ -1,9 +1,8 @@
-"""Progress of a program, on standard error: a bar on a terminal, plain lines everywhere else.
+"""Progress of a program, on standard error, in plain text.
 
-`say` prints a line; `phase` announces a step that takes a while. `Progress` counts: on a terminal
-it is a bar, in a log file or a pipe a line at the start, every 30 seconds (also before the first
-item is finished) and at the end, each flushed. Text is printed as it is: square brackets of paths
-and names are never read as markup.
+`say` prints a line; `phase` announces a step that takes a while. `Progress` counts: a line at the
+start, every 30 seconds (also before the first item is finished) and at the end, each flushed; on a
+terminal one line that changes every second.
 `quiet_logs` silences what other libraries try and fail at, where a program says it in one line.
 """
 
@@ -16,19 +15,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from shutil import get_terminal_size
 from typing import Self, TextIO, TypeVar
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as RichProgress
-
-SECONDS_BETWEEN_LINES = 30.0
+SECONDS_BETWEEN_LINES, SECONDS_ON_TERMINAL = 30.0, 1.0
 _Item = TypeVar("_Item")
 _LIBRARIES = ("huggingface_hub", "datasets")
 
@@ -68,40 +58,24 @@ class Progress:
         self._stream = stream or sys.stderr
         self.completed = self._first = completed
         self._note = ""
-        self._bar: RichProgress | None = None
+        self._terminal = self._stream.isatty()
+        self._pause = SECONDS_ON_TERMINAL if self._terminal else SECONDS_BETWEEN_LINES
         self._ended = threading.Event()
-        if self._stream.isatty():
-            self._bar = RichProgress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[rate]}"),
-                TextColumn("{task.fields[note]}", markup=False),
-                console=Console(file=self._stream, markup=False, highlight=False, emoji=False),
-                expand=True,
-            )
-            self._task = self._bar.add_task(text, total=total, rate="", note="")
 
     def __enter__(self) -> Self:
         """Show the first state."""
         self._started = self._clock()
-        if self._bar is not None:
-            self._bar.start()
-            self.update(self.completed)
-        else:
-            self._print()
-            threading.Thread(target=self._repeat, daemon=True).start()
+        self._print()
+        threading.Thread(target=self._repeat, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Show the last state and give the terminal back."""
+        """Show the last state."""
         self._ended.set()
-        if self._bar is not None:
-            self._bar.stop()
-        elif (self.completed, self._note) != self._shown:
+        if (self.completed, self._note) != self._shown:
             self._print()
+        if self._terminal:
+            print(file=self._stream, flush=True)
 
     def over(self, items: Iterable[_Item]) -> Iterator[_Item]:
         """The items, each finished when the next one is asked for."""
@@ -117,15 +91,13 @@ class Progress:
         """Set the number of finished items; without a `note` the last one stays."""
         self.completed = completed
         self._note = self._note if note is None else note
-        if self._bar is not None:
-            self._bar.update(self._task, completed=completed, note=self._note, rate=self._rate())
-        elif self._clock() - self._printed >= SECONDS_BETWEEN_LINES:
+        if self._clock() - self._printed >= self._pause:
             self._print()
 
     def _repeat(self) -> None:
-        """Print a line every 30 seconds while no item is finished."""
-        while not self._ended.wait(SECONDS_BETWEEN_LINES):
-            if self._clock() - self._printed >= SECONDS_BETWEEN_LINES:
+        """Print a line now and then while no item is finished."""
+        while not self._ended.wait(self._pause):
+            if self._clock() - self._printed >= self._pause:
                 self._print()
 
     def _print(self) -> None:
@@ -140,7 +112,12 @@ class Progress:
             left = elapsed / done * (self._total - self.completed)
             parts.append(f"about {timedelta(seconds=round(left))} left")
         parts += [part for part in (self._rate(), self._note) if part]
-        print(", ".join(parts), file=self._stream, flush=True)
+        line = ", ".join(parts)
+        if self._terminal:  # in place of the one before
+            width = get_terminal_size().columns - 1
+            print(f"\r\x1b[K{line[:width]}", end="", file=self._stream, flush=True)
+        else:
+            print(line, file=self._stream, flush=True)
 
     def _rate(self) -> str:
         """How fast this run is: `2.5/s` or `4 s each`; empty in its first second."""
