@@ -1,14 +1,11 @@
-"""A request to a server: bounded in time and size, and whatever else is answered is one line."""
+"""A request to a server; whatever else is answered is one line."""
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from http.client import HTTPException, IncompleteRead
+from http.client import HTTPException
 from textwrap import shorten
-from threading import Thread
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request
@@ -17,8 +14,6 @@ from kvp.errors import KvpError, UsageError, one_line
 from kvp.plugins import reason_of
 
 T = TypeVar("T")
-MOST_BYTES = 2**26
-"""Of an answer."""
 
 
 def fetch(
@@ -27,11 +22,13 @@ def fetch(
 ) -> T:  # fmt: skip
     """What `read` makes of a server's answer to GET or, with a `body` for JSON, to POST.
 
-    `timeout`, seconds, is that of the whole request. Redirections are not followed: `api_key` is
-    for one server. Raises UsageError, in one line without the key, for what is no request and no
-    answer of at most `MOST_BYTES` with a status of 200 to 299, and where `read` fails.
+    `timeout` is that of every part of the answer, seconds. Redirections are not followed: `api_key`
+    is for one server. Raises UsageError, in one line without the key, for what is no request and no
+    answer with a status of 200 to 299, and where `read` fails.
     """
-    answer: Future[tuple[int, bytes]] = Future()
+    opener = OpenerDirector()
+    for handler in (ProxyHandler(), HTTPHandler(), HTTPSHandler()):  # any status is an answer
+        opener.add_handler(handler)
     headers = {"Content-Type": "application/json"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
@@ -41,15 +38,12 @@ def fetch(
             raise ValueError("an address is http://HOST:PORT or https://HOST, without a user")
         if not (api_key.isascii() and api_key.isprintable()):
             raise ValueError("api_key has characters that no header holds")
-        if not 0 < timeout < 1e9:
-            raise ValueError(f"a timeout is some seconds, not {timeout!r}")
         content = None if body is None else json.dumps(body, allow_nan=False).encode()
-        asked = Request(url, content, headers), timeout, answer
-        Thread(target=_exchange, args=asked, daemon=True).start()
-        status, said = answer.result(timeout)
-        if 200 <= status < 300:
+        with opener.open(Request(url, content, headers), timeout=timeout) as got:
+            said = got.read()
+        if 200 <= got.status < 300:
             return read(said)
-        why = f"{status} {said[:2000].decode(errors='replace')}"
+        why = f"{got.status} {said[:2000].decode(errors='replace')}"
     except TimeoutError:
         why = f"no answer within {timeout:g} s"
     except (ArithmeticError, AttributeError, HTTPException, KvpError, LookupError, OSError,
@@ -58,22 +52,3 @@ def fetch(
     line = f"{url}".partition("?")[0].rpartition("@")[2] + f": {why}"
     line = line.replace(str(api_key or "\0"), "...")
     raise UsageError(shorten(one_line(line), 300))
-
-
-def _exchange(request: Request, timeout: float, answer: Future[tuple[int, bytes]]) -> None:
-    """Send a request, in a thread that nobody waits for when the time is over."""
-    opener, read = OpenerDirector(), bytearray()
-    for handler in (ProxyHandler(), HTTPHandler(), HTTPSHandler()):  # any status is an answer
-        opener.add_handler(handler)
-    try:
-        end = time.monotonic() + timeout
-        with opener.open(request, timeout=timeout) as got:
-            while time.monotonic() < end and (part := got.read(2**12)):
-                read += part
-                if len(read) > MOST_BYTES:
-                    raise ValueError(f"more than {MOST_BYTES} bytes")
-            if got.length:
-                raise IncompleteRead(b"", got.length)
-        answer.set_result((got.status, bytes(read)))
-    except BaseException as error:
-        answer.set_exception(error)

@@ -48,7 +48,7 @@ class Client:
     ) -> None:
         """`url` without `/v1`; `model` as the server calls it, or the one that it serves.
 
-        `timeout` in seconds is that of every request; `api_key` is the server's `--api-key`.
+        `timeout`, seconds, is that of every part of an answer, `api_key` the server's `--api-key`.
         """
         self._url = str(url).rstrip("/").removesuffix("/v1")
         self._options: dict[str, Any] = {"timeout": timeout, "api_key": api_key}

@@ -161,27 +161,11 @@ def test_a_foreign_answer_is_one_line(name):
     assert said in line
 
 
-ENDLESS = {
-    "silence": ([b""] * 999, 0.1),
-    "slow headers": ([b"HTTP/1.1 200 OK\r\n", *[b"A"] * 999], 0.1),
-    "many headers": ([b"HTTP/1.1 100 Continue\r\n\r\n"] * 999, 0.05),
-    "a slow body": ([http(GOOD * 99)[:-2600], *[b" "] * 999], 0.1),
-    "a body without end": ([b"HTTP/1.1 200 OK\r\n\r\n", *[b" "] * 999], 0.1),
-}
-
-
-@pytest.mark.parametrize("name", ENDLESS)
-def test_the_timeout_is_that_of_the_whole_request(name):
+def test_a_server_that_says_nothing_is_given_up():
     started = time.monotonic()
-    with playing(*ENDLESS[name]) as url:
+    with playing([b""] * 999, 0.1) as url:
         assert "no answer within 0.5 s" in refused(Client, url, timeout=0.5)
         assert time.monotonic() - started < 5
-
-
-def test_an_answer_has_an_end(monkeypatch):
-    monkeypatch.setattr("kvp.http.MOST_BYTES", 10**5)
-    with playing([b"HTTP/1.1 200 OK\r\n\r\n", *[b"[" * 9999] * 999]) as url:
-        assert "more than 100000 bytes" in refused(Client, url)
 
 
 @pytest.mark.parametrize(
@@ -198,11 +182,9 @@ def test_an_address_without_a_server_is_one_line(url):
 
 @pytest.mark.parametrize(
     "options",
-    [{"timeout": 0}, {"timeout": -1}, {"timeout": "2"}, {"timeout": float("nan")},
-     {"timeout": None}, {"timeout": 1e300}, {"api_key": KEY + "\n"}, {"api_key": KEY + "é"},
-     {"api_key": 5}],
+    [{"timeout": 0}, {"api_key": KEY + "\n"}, {"api_key": KEY + "é"}, {"api_key": 5}],
     ids=str,
-)  # fmt: skip
+)
 def test_options_that_make_no_request(options):
     with serving() as url:
         refused(Client, url, **options)
