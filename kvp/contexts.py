@@ -323,9 +323,7 @@ def read_context(path: Path, most: float = float("inf")) -> Context:
         return Context(facts=facts, keys=keys, values=values, **tensors).check()  # with token_ids
 
 
-_opened = partial(
-    sealed_safetensors, error=CacheError, kind=FORMAT, writer="kvp compress", links=False
-)
+_opened = partial(sealed_safetensors, error=CacheError, kind=FORMAT, writer="kvp compress")
 
 
 def _facts(path: Path, header: Mapping[str, Any]) -> ContextFacts:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -65,56 +66,52 @@ def write_sealed_safetensors(
 
 @contextmanager
 def sealed_safetensors(
-    path: Path, error: type[KvpError], kind: Format, writer: str, *, links: bool = True
+    path: Path, error: type[KvpError], kind: Format, writer: str
 ) -> Iterator[tuple[dict[str, Any], int, Callable[[], dict[str, Tensor]]]]:
     """What `writer` said by `write_sealed_safetensors`, bytes of its tensors, and what reads them.
 
-    Raises `error`, naming the file, where it is missing, damaged, of others or of another version,
-    a link unless `links`, and for all that the block raises.
+    The file is read behind its header, and never mapped. Raises `error`, naming the file, where it
+    is missing, damaged, a link, of others or of another version, and for all that the block raises.
     """
-    with _opened(path, error, links) as (stream, head, entries, size):
-        text = entries.get(_METADATA, {}).get(_HEADER)
-        if text is None:
-            raise error(f"{path} was not written by {writer}")
-        content = kind.check(unseal(parse_json(text)), path, error)
-        yield content, size, lambda: load(head + stream.read(size))
+    with foreign(path, error, done="read"):
+        if path.exists() and (path.is_symlink() or not path.is_file()):
+            raise error(f"{path} is no regular file")
+        with open(path, "rb", opener=_no_link) as stream:
+            with foreign(path, error, "is not a readable safetensors file"):
+                head, entries, size = _header(stream)
+            text = entries.get(_METADATA, {}).get(_HEADER)
+            if text is None:
+                raise error(f"{path} was not written by {writer}")
+            content = kind.check(unseal(parse_json(text)), path, error)
+            yield content, size, lambda: load(head + stream.read(size))
+
+
+def _no_link(path: str, flags: int) -> int:
+    """`regular`, of a file that may become a link meanwhile."""
+    return regular(path, flags | os.O_NOFOLLOW)
+
+
+def _header(stream: BinaryIO) -> tuple[bytes, dict[str, Any], int]:
+    """Header of a file, its entries, and the bytes that follow."""
+    head = stream.read(8)
+    if (long := int.from_bytes(head, "little")) > _LARGEST:
+        raise ValueError(f"its header has {long:,} bytes")
+    head += stream.read(long)
+    entries = parse_json(head[8:].decode())
+    tensors = [part for name, part in entries.items() if name != _METADATA]
+    size = max((part["data_offsets"][1] for part in tensors), default=0)
+    if len(head) + size != os.fstat(stream.fileno()).st_size:
+        raise ValueError("it is not as long as its header says")
+    return head, entries, size
 
 
 def read_some(
     path: Path, error: type[KvpError], wanted: Callable[[str], bool]
 ) -> dict[str, Tensor]:
     """Tensors of a file whose names are `wanted`, without reading others; raises `error`."""
-    found: dict[str, Tensor] = {}
-    with _opened(path, error) as (stream, head, entries, _):
-        for name in filter(wanted, entries):
-            start, stop = entries[name]["data_offsets"]
-            stream.seek(len(head) + start)
-            own = json.dumps({name: {**entries[name], "data_offsets": [0, stop - start]}}).encode()
-            found |= load(len(own).to_bytes(8, "little") + own + stream.read(stop - start))
-    return found
-
-
-@contextmanager
-def _opened(
-    path: Path, error: type[KvpError], links: bool = True
-) -> Iterator[tuple[BinaryIO, bytes, dict[str, Any], int]]:
-    """A file behind its header, read and never mapped; header, entries, bytes that follow."""
-    follow = 0 if links else os.O_NOFOLLOW  # it may become a link
-    with foreign(path, error, done="read"):
-        if not path.is_file() or (path.is_symlink() and not links):
-            raise error(f"{path} {'is no regular file' if path.exists() else 'is missing'}")
-        with open(path, "rb", opener=lambda name, mode: regular(name, mode | follow)) as stream:
-            with foreign(path, error, "is not a readable safetensors file"):
-                head = stream.read(8)
-                if (long := int.from_bytes(head, "little")) > _LARGEST:
-                    raise ValueError(f"its header has {long:,} bytes")
-                head += stream.read(long)
-                entries = parse_json(head[8:].decode())
-                tensors = [part for name, part in entries.items() if name != _METADATA]
-                size = max((part["data_offsets"][1] for part in tensors), default=0)
-                if len(head) + size != os.fstat(stream.fileno()).st_size:
-                    raise ValueError("it is not as long as its header says")
-            yield stream, head, entries, size
+    what = "is not a readable safetensors file"
+    with foreign(path, error, what, done="read"), safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name).clone() for name in file.offset_keys() if wanted(name)}
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
