@@ -65,12 +65,12 @@ class NotebookParser(Parser):  # type: ignore[misc]
 
 
 def show_help(_: Sphinx, __: str, source: list[str]) -> None:
-    """Put a section with what `--help_all` prints of every program in place of `HELP`."""
+    """Put a section with what `--help` prints of every program in place of `HELP`."""
     if HELP not in source[0]:
         return
     sections = []
     for name in (name for name, program in PROGRAMS.items() if program.config):
-        command = [sys.executable, "-m", "kvp", name, "--help_all"]
+        command = [sys.executable, "-m", "kvp", name, "--help"]
         made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         sections.append(f"## kvp {name}\n\n```text\n{made.stdout}```\n")
     source[0] = source[0].replace(HELP, "\n".join(sections))

@@ -217,12 +217,6 @@ class EvalConfig(
     """Prompts timed one at a time after the scored ones (0: none); fewer than 6 give no interval,
     and kvp report then leaves the seconds out."""
 
-    VISIBLE: ClassVar[tuple[str, ...]] = (
-        "out", "model", "dtype", "device", "methods", "policies",
-        "allocators", "budgets", "protocols", "protection", "tasks", "length",
-        "data", "chat_template", "metric", "max_new_tokens", "prompts", "split", "seed",
-        "engine", "workers", "dry_run",
-    )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
     MINIMUMS: ClassVar[Bounds] = {"prompts": 1, "timing_prompts": 0}
 
@@ -401,11 +395,6 @@ class TuneConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, Run
     split: Literal["validation", "train"] = "validation"
     """Which split of keys, values and haystack text (or rows) prompts come from."""
 
-    VISIBLE: ClassVar[tuple[str, ...]] = (
-        "out", "methods", "policies", "allocators", "settings_per_method", "budgets",
-        "protocols", "protection", "model", "dtype", "device", "tasks", "length", "data",
-        "metric", "max_new_tokens", "prompts", "split", "seed",
-    )  # fmt: skip
     MINIMUMS: ClassVar[Bounds] = {"settings_per_method": 2, "prompts": 1}
 
     def __post_init__(self) -> None:
@@ -459,11 +448,6 @@ class EvolveConfig(
     constraint: Literal["project", "soft"] = "project"
     """Rescale every candidate to the budget, or only reward staying below it (as published)."""
 
-    VISIBLE: ClassVar[tuple[str, ...]] = (
-        "out", "scorer", "policies", "budget", "protocol", "protection", "tasks", "length",
-        "data", "model", "dtype", "device", "split", "search_prompts", "holdout", "group",
-        "generations", "seed",
-    )  # fmt: skip
     MINIMUMS: ClassVar[Bounds] = {"search_prompts": 1, "holdout": 0, "group": 1, "generations": 1}
 
     def __post_init__(self) -> None:

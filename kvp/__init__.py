@@ -71,7 +71,7 @@ _MODULES = {
 def collect(**settings: Any) -> None:  # noqa: ANN401
     """Write a trace store, as kvp collect does: `collect(out="runs/traces", length=512, ...)`.
 
-    Settings are its flags, which `kvp collect --help_all` and docs/reference/command_line.md list.
+    Settings are its flags, which `kvp collect --help` and docs/reference/command_line.md list.
     Raises KvpError on anything the caller can mend, with the name that was meant.
     """
     _run("trace_collect", "CollectConfig", settings)
@@ -81,7 +81,7 @@ def collect(**settings: Any) -> None:  # noqa: ANN401
 def train(**settings: Any) -> None:  # noqa: ANN401
     """Write a policy, as kvp train does: `train(traces="runs/traces", out="runs/policy", ...)`.
 
-    Settings and errors as `collect`; `kvp train --help_all` lists its flags.
+    Settings and errors as `collect`; `kvp train --help` lists its flags.
     """
     _run("train", "TrainConfig", settings)
 

@@ -32,7 +32,7 @@ PAGES = [
     *sorted((ROOT / "recipes").rglob("*.sh")),
     *sorted((ROOT / "configs").rglob("*.yaml")),
 ]
-OTHER_FLAGS = {"extra-index-url", "nproc-per-node", "logdir", "help", "help_all", "config"} | {
+OTHER_FLAGS = {"extra-index-url", "nproc-per-node", "logdir", "help", "config"} | {
     "version", "lambda", "no-deps", "local-dir", "skip_evaluation", "to",
     "kv-transfer-config", "slot-save-path", "rows", "api-key", "build", "target",
     "kv_cache_dtype", "cache-ram", "host", "port", "exclude", "block-size", "attention-backend",

@@ -42,11 +42,6 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
     """Prompts whose answers are decoded together; the traces do not depend on it. Without it as
     many as fit into 4 GiB with their queries, keys and values, at most 16."""
 
-    VISIBLE: ClassVar[tuple[str, ...]] = (
-        "out", "model", "dtype", "device", "data", "tasks",
-        "length", "chat_template", "answers", "max_new_tokens", "train", "validation", "test",
-        "labels", "batch_size", "engine", "workers", "seed", "dry_run",
-    )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
     MINIMUMS: ClassVar[Bounds] = {"train": 0, "validation": 0, "test": 0, "batch_size": 1}
 

@@ -143,11 +143,6 @@ class TrainConfig(
     preset: PresetName = "fourier"
     """Recipe that the settings of ranker, objective, optimizer and contexts start from."""
 
-    VISIBLE: ClassVar[tuple[str, ...]] = (
-        "out", "traces", "source", "preset", "objective", "label", "steps", "lr", "hidden",
-        "inputs", "neighbours", "contexts", "permutations", "model", "dtype",
-        "device", "data", "tasks", "length", "sequences", "seed", "dry_run",
-    )  # fmt: skip
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out", "traces")
     FOLDERS: ClassVar[Mapping[str, str]] = {"traces": NO_TRACES}
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {

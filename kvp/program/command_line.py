@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ConfigT = TypeVar("ConfigT", bound="Group")
 
-_SWITCHES = ("help", "help_all", "version")
+_SWITCHES = ("help", "version")
 _YES = ("true", "yes", "on")
 _NO = ("false", "no", "off")
 
@@ -50,8 +50,6 @@ class Flag:
     """Whether a sequence is a value, too."""
     positional: bool
     """Whether it is an argument without a flag: fields that are not keyword-only are."""
-    visible: bool
-    """Whether --help shows it; --help_all shows all."""
     default: Any
     """Value without the flag, with the chosen preset; MISSING where it must be given."""
     section: str
@@ -104,7 +102,6 @@ def flags_of(config_class: type[Group], preset: object = None) -> dict[str, Flag
                 optional=NoneType in parts,
                 several=len(scalars) < len(parts),
                 positional=not declared[name].kw_only,
-                visible=name in (config_class.VISIBLE or owners),
                 default=default,
                 section=_title(owner),
                 help=text + _default(default, values),
@@ -189,7 +186,7 @@ def flags_given(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[tuple[st
         name = name.replace("-", "_")
         if name not in known:
             hint = did_you_mean(name, known, "--")
-            raise UsageError(f"unknown flag --{name}{hint}; --help_all lists all")
+            raise UsageError(f"unknown flag --{name}{hint}; --help lists all")
         if not equals:
             following = words[-1] if words else "--"
             switch = name in flags and flags[name].kind is bool
@@ -297,9 +294,8 @@ def parse(
     if "version" in named:
         print(f"{prog} {__version__}", flush=True)
         raise SystemExit(0)
-    if "help" in named or "help_all" in named:
-        shown = [flag for flag in flags.values() if flag.visible or "help_all" in named]
-        print(_help(flags, shown, prog, description, examples), flush=True)
+    if "help" in named:
+        print(_help(flags, prog, description, examples), flush=True)
         raise SystemExit(0)
     return make_config(config_class, flags, _values(flags, from_files, given))
 
@@ -335,21 +331,15 @@ def _values(
     return settings
 
 
-def _help(
-    flags: Mapping[str, Flag],
-    shown: Sequence[Flag],
-    prog: str,
-    description: str,
-    examples: Sequence[str],
-) -> str:
-    """What --help prints: flags in a column, those of a group together; `shown` ones only."""
+def _help(flags: Mapping[str, Flag], prog: str, description: str, examples: Sequence[str]) -> str:
+    """What --help prints: flags in a column, those of a group together."""
     needed = "".join(f"{flag.written} " for flag in flags.values() if flag.default is MISSING)
     lines = [f"usage: {prog} {needed}[--config FILE] [--FLAG VALUE ...]", ""]
     lines += [*textwrap.wrap(description, 98), "", "options:"]
     lines += _row("-h, --help", "Print this and exit.")
     lines += _row("--config FILE", "YAML file with any of these settings.")
     lines += _row("--version", "Print the version and exit.")
-    for section, group in itertools.groupby(shown, key=lambda flag: flag.section):
+    for section, group in itertools.groupby(flags.values(), key=lambda flag: flag.section):
         lines += [
             "",
             f"{section}:",
@@ -357,8 +347,6 @@ def _help(
         ]
     if examples:
         lines += ["", "examples:", *(f"  {line}" for line in examples)]
-    if hidden := len(flags) - len(shown):
-        lines += ["", f"{hidden} more settings, as flags or in YAML: {prog} --help_all"]
     return "\n".join(lines)
 
 

@@ -34,8 +34,6 @@ class Group:
     """Smallest value of a setting; None passes."""
     MAXIMUMS: ClassVar[Bounds] = {}
     """Largest value of a setting; of whole numbers without one ten million."""
-    VISIBLE: ClassVar[tuple[str, ...]] = ()
-    """Settings that --help shows; without any, all. --help_all shows the others, too."""
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Values that each `--preset` gives; the first is the default."""
     ADDRESSES: ClassVar[tuple[str, ...]] = ()

@@ -98,10 +98,10 @@ def test_flags_go_before_yaml_before_the_preset(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--stpes", "3"], "unknown flag --stpes (did you mean --steps?); --help_all lists all"),
-        (["--versoin"], "unknown flag --versoin (did you mean --version?); --help_all lists all"),
-        (["--qqq"], "unknown flag --qqq; --help_all lists all"),
-        (["--ste", "3"], "unknown flag --ste (did you mean --steps?); --help_all lists all"),
+        (["--stpes", "3"], "unknown flag --stpes (did you mean --steps?); --help lists all"),
+        (["--versoin"], "unknown flag --versoin (did you mean --version?); --help lists all"),
+        (["--qqq"], "unknown flag --qqq; --help lists all"),
+        (["--ste", "3"], "unknown flag --ste (did you mean --steps?); --help lists all"),
         ([], "--out is missing"),
         (["--out", "o", "--rule", "smu"],
          "--rule must be sum or largest, got 'smu' (did you mean sum?)"),
