@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from pathlib import Path, PurePath
+from pathlib import Path
 from textwrap import shorten
 from typing import Self
 
@@ -45,16 +44,10 @@ def is_path(name: str) -> bool:
 
 
 def folder_meant(name: str, known: Iterable[str], file: str) -> str:
-    """For messages on a name that is no folder: the nearest other known name, or its beginning, or
-    folder here that holds `file`.
-    """
+    """For messages on a name that is no folder: the nearest known one, or folder with `file`."""
     tops = Path(name).parent, Path("models")
     names = [*known, *(str(path.parent) for top in tops for path in top.glob(f"*/{file}"))]
-    if guess := did_you_mean(name, names):
-        return guess
-    beginnings = {PurePath(path).name.partition("-")[0].lower(): path for path in reversed(names)}
-    near = get_close_matches(name.lower(), beginnings, n=1)
-    return f" (did you mean {beginnings[near[0]]}?)" if near else ""
+    return did_you_mean(name, names)
 
 
 def download(name: HubName, files: Sequence[str], *, error: type[KvpError], what: str) -> Path:

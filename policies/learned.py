@@ -12,6 +12,7 @@ Files are `policies.policy_files`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,6 @@ from torch import Tensor
 
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
-from kvp.plugins import warn_caller
 from kvp.scoring import Needs, View
 from policies.ranker import RECENT_QUERIES, HeadRankers, recent_features
 from policies.sources import PolicySource
@@ -177,9 +177,10 @@ class LearnedScorer:
         """Warn where rankers that see every place meet twice the tokens of their training."""
         spec = self.rankers.spec
         if not spec.reach and tokens > 2 * spec.reference_length:
-            warn_caller(
+            warnings.warn(
                 f"policy {self.label} learned from contexts of at most {spec.reference_length} "
-                f"tokens and ranks {tokens}: expect it to fail, or train it with --reach"
+                f"tokens and ranks {tokens}: expect it to fail, or train it with --reach",
+                stacklevel=2,
             )
 
     def _blocks(self, batch: int, tokens: int, device: str) -> Iterator[tuple[slice, slice]]:

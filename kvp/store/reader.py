@@ -1,13 +1,10 @@
 """Reading a trace store: committed sequences only, one head or a whole sequence at a time.
 
-Pickles as its path, so data-loader workers may hold one. Every read is checked by one checksum: a
-record's own, and a CRC-32C per head inside a shard, which the record repeats.
+Every read is checked by one checksum: a record's own, and a CRC-32C per head inside a shard, which
+the record repeats.
 """
 
 from __future__ import annotations
-
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -132,7 +129,3 @@ class TraceReader:
         if not all(map(torch.isfinite, tensor.aminmax())):
             raise StoreError(f"{shard} holds numbers that are not finite; {anew}")
         return tensor[None] if self._heads is not None else tensor.view(shape)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Only what it was made from; a copy in another process opens everything again."""
-        return partial(TraceReader, heads=self._heads), (self.path,)

@@ -30,12 +30,8 @@ def content(expression):
 PLAIN = content("message.content")
 HOSTILE = {
     "division": ("{{ 1 / 0 }}", "division by zero"),
-    "types": ("{{ 1 + 'a' }}", "unsupported operand"),
-    "range": ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
     "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
     "syntax": ("{% for %}", "refuses the chat"),
-    "attributes": ("{{ messages[99].content.strip() }}", "no element 99"),
-    "files": ("{% include '/etc/passwd' %}", "no loader"),
     "half a character": (PLAIN + "{{ '\\ud800' }}", "refuses the chat"),
     "lines": ("{{ raise_exception('one\\ntwo') }}", "(one)"),
 }  # fmt: skip
@@ -155,43 +151,22 @@ def model(model_folder):
     return load_model(str(model_folder))[0]
 
 
-def collected(folder, model, data, out):
-    return main(["collect", "--data", data, "--model", folder, "--out", out, "--train", "1",
-                 "--validation", "0", "--length", "800"])  # fmt: skip
-
-
-def evaluated(folder, model, data, out):
-    return main(["eval", "--tasks", "data", "--data", data, "--model", folder, "--out", out,
-                 "--split", "all", "--length", "800", "--methods", "full"])  # fmt: skip
-
-
-def compressed(folder, model, data, out):
-    return main(["compress", data, "--model", folder, "--out", out, "--method", "knorm"])
-
-
-def from_python(folder, model, data, out):
-    kvp.compress(model, AutoTokenizer.from_pretrained(folder), turns(TEXT), "knorm", 32)
-
-
-@pytest.mark.parametrize("program", [collected, evaluated, compressed, from_python])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_whatever_a_template_does_is_one_line(model_folder, model, tmp_path, capsys, program, name):
+def test_whatever_a_template_does_is_one_line(model_folder, model, tmp_path, capsys, name):
     template, said = HOSTILE[name]
     folder, data = tmp_path / "model", tmp_path / "rows.jsonl"
     shutil.copytree(model_folder, folder)
     (folder / "chat_template.jinja").write_text(template)
-    rows = [{"messages": turns(f"{number} {TEXT}", "Ann")} for number in range(20)]
-    data.write_text("\n".join(map(json.dumps, rows)))
-    if program is from_python:
-        with pytest.raises(ModelError) as caught:
-            program(folder, model, data, tmp_path / "out")
-        line = str(caught.value)
-    else:
-        assert program(str(folder), model, str(data), str(tmp_path / "out")) == 2
-        *_, line = capsys.readouterr().err.strip().splitlines()
-    assert f"the chat template of {folder} " in line
-    assert said in line
-    assert "\n" not in line
+    data.write_text(json.dumps({"messages": turns(TEXT, "Ann")}))
+    out = ["--out", str(tmp_path / "out"), "--method", "knorm"]
+    assert main(["compress", str(data), "--model", str(folder), *out]) == 2
+    *_, line = capsys.readouterr().err.strip().splitlines()
+    with pytest.raises(ModelError) as caught:
+        kvp.compress(model, AutoTokenizer.from_pretrained(folder), turns(TEXT), "knorm", 32)
+    for one in (line, str(caught.value)):
+        assert f"the chat template of {folder} " in one
+        assert said in one
+        assert "\n" not in one
 
 
 HALF = "half of a surrogate pair"

@@ -86,7 +86,6 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported():
         "tune --methods knrom --out o": "--methods: unknown method 'knrom' (did you mean knorm?)",
         "evolve --scorer snapvk:kvpress --out o": "--scorer: unknown method 'snapvk' (did you mean",
         "eval --policies nanno --out o": "--policies: there is no folder 'nanno' (did you mean n",
-        "eval --policies smolm2 --out o": "no folder 'smolm2' (did you mean smollm2-135m-instr",
         "eval --policies kvp/nothere --out o": "there is no folder 'kvp/nothere': a policy is",
         "eval --model nanoo --out o": "--model nanoo: no such folder (did you mean nano?)",
         "collect --model ./nano --out o": "--model ./nano: no such folder (did you mean nano?)",
