@@ -138,7 +138,7 @@ def _training(
     from train.recipe import PRESETS
     from train.training import RankerTraining
 
-    sizes: dict[str, Any] = {"hidden": args.hidden, "contexts": args.contexts, "min_prefix": 1}
+    sizes: dict[str, Any] = {"hidden": args.hidden, "contexts": args.contexts, "min_prefix": 2}
     sizes |= {"compress_prompt": 0.0, "compress_context": 1.0, "compress_uniform": 0.0}
     preset = PRESETS[args.preset]
     sizes["optimizer"] = args.optimizer or preset.optimizer
@@ -176,8 +176,6 @@ class _RandomContexts:
         self._context = RankingContext(
             keys=torch.randn(shape, generator=random, device=self.device),
             values=torch.randn(shape, generator=random, device=self.device),
-            positions=torch.arange(args.tokens, device=self.device),
-            length=args.tokens,
             importance=torch.rand(shape[:2], generator=random, device=self.device).pow(8),
         )
 

@@ -132,9 +132,6 @@ class ObjectiveSettings(Group):
     reward: RewardName = "skill"
     """How the all-budgets cost of a permutation is normalised (`kvp.reward`): skill or ratio
     (rloo, rloo_batch, exact)."""
-    exclude_protected: bool = False
-    """Leave the protected tokens (first 4, last 16) out of the ranking and the reward. A policy
-    that never ranked them needs --protection on."""
 
     MINIMUMS: ClassVar[Bounds] = {"permutations": 1}
 
@@ -168,13 +165,13 @@ class ContextSettings(Group):
     sequences: int = 0
     """Training sequences used, the first of the store; 0 = all."""
     min_prefix: int = 64
-    """Shortest prefix that is compressed, tokens; never fewer than the protected tokens and two."""
+    """Shortest prefix that is compressed, tokens."""
     future_max: int = 512
     """Future tokens whose attention counts; 0 = all."""
 
     MINIMUMS: ClassVar[Bounds] = {
         "contexts": 1, "compress_prompt": 0, "compress_context": 0, "compress_uniform": 0,
-        "sequences": 0, "min_prefix": 1, "future_max": 0,
+        "sequences": 0, "min_prefix": 2, "future_max": 0,
     }  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -81,17 +81,10 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
         points = job.validation_points(config.calibration_contexts)
         label = TARGET_LABELS.get(target, job.recipe.label)
         name = label if target == "label" else target
-        calibration = calibrate(
-            best, job.source(label), points, target=name, protection=job.protection
-        )
+        calibration = calibrate(best, job.source(label), points, target=name)
     phase("evaluating the policy and the attention-free heuristics")
     source, points = job.source(EVALUATED), job.validation_points(config.validation_contexts)
-    result = evaluate(
-        best,
-        map(source.context, points),
-        reward_protection=job.protection,
-        heuristics=Heuristics(geometry, job.heads),
-    )
+    result = evaluate(best, map(source.context, points), heuristics=Heuristics(geometry, job.heads))
     meta = PolicyMeta(
         geometry=geometry,
         model=recorded_model(job.traces.manifest),

@@ -31,7 +31,7 @@ from kvp.metrics import has_signal
 from kvp.program.progress import Progress, phase
 from kvp.store import SequenceRecord
 from policies.ranker import HeadRankers
-from train.data.compression_points import drawn_points, noise_seed, protection_of
+from train.data.compression_points import drawn_points, noise_seed
 from train.data.contexts import ContextSource, RankingContext, StepContexts, score_together
 from train.job.fit import fit
 from train.job.prepare import Job
@@ -119,7 +119,6 @@ class RankerTraining(pl.LightningModule):
         self._activation_bytes = activation_bytes
         self._heads = slice(None) if heads is None else slice(heads.start, heads.stop)
         self._model_heads = model_heads
-        self._protection = protection_of(recipe)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW or Muon with the paper's warm-up and cosine, by step."""
@@ -153,13 +152,10 @@ class RankerTraining(pl.LightningModule):
         Next to `loss` the result holds `metrics`, name -> float, for the log.
         """
         recipe = self._recipe
-        whole = self._contexts.contexts(step)
-        scores = score_together(self.rankers, whole, activation_bytes=self._activation_bytes)
-        free = [self._protection.competing(context.length) for context in whole]
-        contexts = [context.drop_protected(self._protection) for context in whole]
+        contexts = self._contexts.contexts(step)
         counted = torch.stack([has_signal(context.importance) for context in contexts])  # [C, A]
         batch = Batch(
-            scores=[score[:, kept] for score, kept in zip(scores, free, strict=True)],
+            scores=score_together(self.rankers, contexts, activation_bytes=self._activation_bytes),
             importances=[context.importance for context in contexts],
             counted=counted,
             seeds=[noise_seed(self._seed, step, index) for index in range(recipe.contexts)],
@@ -197,7 +193,7 @@ class RankerTraining(pl.LightningModule):
 
         A head without signal in every held-out context (NaN) keeps its latest weights.
         """
-        held_out = evaluate(self.average, contexts, reward_protection=self._protection)
+        held_out = evaluate(self.average, contexts)
         better = ~(held_out.skill <= self.best_skill)  # [A] bool
         averages = self.average.parameters()  # [A, ...] each
         for best, average in zip(self.best.parameters(), averages, strict=True):

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import torch
 
-from kvp.ranking import UNPROTECTED
 from kvp.store import TraceReader
 from policies.policy_files import load_policy
 from train import training
@@ -70,8 +69,7 @@ def test_validation_evaluates_the_averaged_weights(store):
     found = module.validate(map(source.context, points))
 
     def skill(rankers):
-        contexts = (source.context(point) for point in points)
-        return evaluate(rankers, contexts, reward_protection=UNPROTECTED).skill
+        return evaluate(rankers, map(source.context, points)).skill
 
     assert torch.equal(found.skill, skill(module.average))
     assert not torch.equal(found.skill, skill(module.rankers))

@@ -45,7 +45,6 @@ def test_the_paper_preset_states_the_papers_numbers():
         0.0,
         1.0,
     )
-    assert not paper.exclude_protected
 
 
 def test_short_runs_warm_up_for_at_most_a_fifth():
@@ -77,7 +76,7 @@ def test_by_default_rankers_read_recent_queries_where_traces_hold_them():
         ("--max_positions 99999999", "--max_positions must be at most 10,000,000"),
         ("--steps 0", "--steps must be at least 1"),
         ("--lr 0", "--lr must be positive"),
-        ("--min_prefix 0", "--min_prefix must be at least 1"),
+        ("--min_prefix 1", "--min_prefix must be at least 2"),
         ("--checkpoint_every 0", "--checkpoint_every must be at least 1"),
         ("--reward unheard", "--reward must be skill or ratio"),
         ("--objective listwisee", "--objective 'listwisee' is unknown (did you mean listwise?)"),

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvp.ranking import UNPROTECTED, Protection
 from kvp.store import SequenceRecord
 from train.data.labels import label_of
 from train.recipe import Recipe
@@ -35,10 +34,10 @@ class CompressionPoint:
 def points_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int]]:
     """Possible compression points (as prefix lengths) of a sequence by kind.
 
-    Kinds are `prompt`, `context` and `uniform`. A point is possible when at least
-    `shortest_prefix` tokens come before it and one after it.
+    Kinds are `prompt`, `context` and `uniform`. A point is possible when at least `min_prefix`
+    tokens come before it and one after it.
     """
-    first, last = shortest_prefix(recipe), record.length - 1
+    first, last = recipe.min_prefix, record.length - 1
     if label_of(recipe.label).stored is not None:  # stored labels end with the prompt
         last = min(last, record.prompt_length)
     candidates = {
@@ -52,16 +51,6 @@ def points_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int
         if getattr(recipe, f"compress_{kind}") > 0
     }
     return {kind: points for kind, points in possible.items() if points}
-
-
-def shortest_prefix(recipe: Recipe) -> int:
-    """Minimum length of a prefix: `min_prefix`, at least the protected tokens and two others."""
-    return max(recipe.min_prefix, protection_of(recipe).tokens + 2)
-
-
-def protection_of(recipe: Recipe) -> Protection:
-    """Tokens that take no part in ranking, reward and calibration."""
-    return Protection() if recipe.exclude_protected else UNPROTECTED
 
 
 def drawn_points(

@@ -14,14 +14,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from kvp.errors import StoreError
-from kvp.ranking import Protection
 from policies.ranker import RECENT_QUERIES, HeadRankers, bytes_per_token, recent_features
 from train.data.compression_points import CompressionPoint
 from train.data.labels import EVALUATED, label_of
@@ -36,26 +35,20 @@ class RankingContext:
     """[A, N, D] float32 keys after RoPE."""
     values: Tensor
     """[A, N, D] float32 values."""
-    positions: Tensor
-    """[N] int64 true positions."""
-    length: int
-    """Tokens in the cache; more than N where protected tokens were left out."""
     importance: Tensor
     """[A, N] float32 importance of the tokens, by the label of the source."""
     recent: Tensor | None = None
     """[A, N, features] float32 (`policies.ranker`), where rankers read them."""
 
-    def drop_protected(self, protection: Protection) -> RankingContext:
-        """The tokens that are not protected; at least two must remain."""
-        kept = protection.competing(self.length)
-        return replace(
-            self,
-            keys=self.keys[:, kept],
-            values=self.values[:, kept],
-            positions=self.positions[kept],
-            importance=self.importance[:, kept],
-            recent=None if self.recent is None else self.recent[:, kept],
-        )
+    @property
+    def length(self) -> int:
+        """N, tokens in the cache."""
+        return self.keys.shape[1]
+
+    @property
+    def positions(self) -> Tensor:
+        """[N] int64 true positions."""
+        return torch.arange(self.length, device=self.keys.device)
 
 
 def scores_of(rankers: HeadRankers, context: RankingContext) -> Tensor:
@@ -74,7 +67,7 @@ def score_together(
     Where the activations of all heads need more than `activation_bytes`, they are computed again in
     the backward pass, in groups of heads.
     """
-    tokens = [context.keys.shape[1] for context in contexts]
+    tokens = [context.length for context in contexts]
     keys = torch.cat([context.keys for context in contexts], dim=1)  # [A, sum of N, D]
     values = torch.cat([context.values for context in contexts], dim=1)  # [A, sum of N, D]
     positions = torch.cat([context.positions for context in contexts])  # [sum of N]
@@ -139,8 +132,6 @@ class ContextSource:
         return RankingContext(
             keys=self._tokens(keys, point.prefix_length),
             values=self._tokens(values, point.prefix_length),
-            positions=torch.arange(point.prefix_length, device=self.device),
-            length=point.prefix_length,
             importance=importance.to(self.device),
             recent=self._recent(point, last[0], keys) if last else None,
         )

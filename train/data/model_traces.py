@@ -27,12 +27,7 @@ from kvp.hf.trace import Recorded, check_reach, collect_all, default_batch_size,
 from kvp.program.progress import Progress, phase
 from kvp.store import SequenceRecord, StorePlan, planned_bytes
 from train.config import TrainConfig
-from train.data.compression_points import (
-    every_point,
-    held_out_points,
-    points_by_kind,
-    shortest_prefix,
-)
+from train.data.compression_points import every_point, held_out_points, points_by_kind
 from train.data.kept_traces import Attention, ModelTraces
 from train.data.labels import EVALUATED, TARGET_LABELS, label_of
 from train.data.training_data import TrainingData
@@ -237,8 +232,7 @@ def plan_memory(
 
 def too_short(recipe: Recipe, length: int) -> str:
     """End of a message about prompts of at most `length` tokens that are too short to compress."""
-    limit = f"--min_prefix {shortest_prefix(recipe)}"
-    return f"is longer than {limit}; lower it or raise --length {length}"
+    return f"is longer than --min_prefix {recipe.min_prefix}; lower it or raise --length {length}"
 
 
 def memory_gb_for(kept: int) -> float:

@@ -15,7 +15,7 @@ from kvp.errors import StoreError, UsageError
 from kvp.store import SequenceRecord, TraceReader
 from kvp.store.metadata import store_digest
 from train.config import TrainConfig
-from train.data.compression_points import points_by_kind, shortest_prefix
+from train.data.compression_points import points_by_kind
 from train.data.kept_traces import ModelTraces
 from train.data.labels import label_of
 from train.recipe import Recipe
@@ -98,7 +98,7 @@ def usable_records(reader: TraceReader, split: str, recipe: Recipe) -> list[Sequ
     records = reader.records(split)
     long_enough = [record for record in records if points_by_kind(record, recipe)]
     if not long_enough:
-        limit = f"--min_prefix {shortest_prefix(recipe)}"
+        limit = f"--min_prefix {recipe.min_prefix}"
         reason = f"none of its {len(records)} sequences is longer than {limit}"
         raise StoreError(
             f"--traces {reader.path} has no {split} sequences long enough to compress: "

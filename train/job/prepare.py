@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from kvp.artifacts.addresses import place
-from kvp.ranking import Protection
 from train.config import TrainConfig
-from train.data.compression_points import CompressionPoint, held_out_points, protection_of
+from train.data.compression_points import CompressionPoint, held_out_points
 from train.data.contexts import ContextSource
 from train.data.training_data import Traces, TrainingData, device_of, open_store
 from train.job.run_folder import RunFolder
@@ -41,11 +40,6 @@ class Job:
     def whole(self) -> bool:
         """Whether all heads of the model are trained."""
         return len(self.heads) == self.traces.geometry.total_kv_heads
-
-    @property
-    def protection(self) -> Protection:
-        """Tokens that take no part in ranking, reward and calibration."""
-        return protection_of(self.recipe)
 
     def source(self, label: str) -> ContextSource:
         """Contexts of the store with a label.

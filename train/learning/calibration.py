@@ -1,7 +1,7 @@
 """Calibration of a policy: the expected importance of a token with a given score.
 
-For every head, the unprotected tokens of held-out contexts are sorted by score and put into bins
-that grow from the top downwards: eviction is decided among the best tokens, and they are few.
+For every head, the tokens of held-out contexts are sorted by score and put into bins that grow from
+the top downwards: eviction is decided among the best tokens, and they are few.
 Isotonic regression of the bins' means gives the increasing function closest to them; each of its
 steps becomes one knot, and logarithms are interpolated between knots (`policies.learned`).
 """
@@ -17,7 +17,6 @@ from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from kvp.program.progress import Progress
-from kvp.ranking import Protection
 from policies.learned import Calibration
 from policies.ranker import HeadRankers
 from train.data.compression_points import CompressionPoint
@@ -37,12 +36,7 @@ MINIMUM_SLOPE = 1e-3
 
 
 def calibrate(
-    rankers: HeadRankers,
-    source: ContextSource,
-    points: Sequence[CompressionPoint],
-    *,
-    target: str,
-    protection: Protection,
+    rankers: HeadRankers, source: ContextSource, points: Sequence[CompressionPoint], *, target: str
 ) -> Calibration:
     """Calibrate `rankers` on points of a source that has the target's label (`TARGET_LABELS`).
 
@@ -54,7 +48,6 @@ def calibrate(
             rankers,
             map(source.context, progress.over(points)),
             target=target,
-            protection=protection,
             output_gram=None if gram is None else gram.flatten(0, 1).to(source.device),
         )
 
@@ -65,28 +58,22 @@ def fit_calibration(
     contexts: Iterable[RankingContext],
     *,
     target: str,
-    protection: Protection,
     output_gram: Tensor | None = None,
 ) -> Calibration:
-    """Calibrate `rankers` on whole contexts that carry the target's label.
+    """Calibrate `rankers` on contexts that carry the target's label.
 
-    Tokens that `protection` keeps take no part. `output_gram` is [A, D, D] (`TraceReader`), None
-    where it is unknown: then the norm is that of the value itself. Raises ValueError when there are
-    no contexts.
+    `output_gram` is [A, D, D] (`TraceReader`), None where it is unknown: then the norm is that of
+    the value itself. Raises ValueError when there are no contexts.
     """
     scores, targets = [], []
     for context in contexts:
-        free = protection.competing(context.length)
-        if free.start >= free.stop:
-            continue
-        score = scores_of(rankers, context)  # [A, N]
-        scores.append(score[:, free].cpu())  # [A, unprotected]
+        scores.append(scores_of(rankers, context).cpu())  # [A, N]
         importance = context.importance  # [A, N]
         if target in TARGET_LABELS:
             importance = importance * output_norms(context, output_gram)
-        targets.append(importance[:, free].cpu())
+        targets.append(importance.cpu())
     if not scores:
-        raise ValueError("no contexts to calibrate on: none is longer than the protected tokens")
+        raise ValueError("no contexts to calibrate on")
     heads = zip(torch.cat(scores, dim=1), torch.cat(targets, dim=1), strict=True)
     return calibration_of(
         target, [fit_head(score.double().numpy(), value.double().numpy()) for score, value in heads]

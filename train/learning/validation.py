@@ -1,7 +1,7 @@
 """Evaluate rankers on held-out contexts: greedy rankings, no noise, the numbers of `kvp.metrics`.
 
-Attention lost is measured as the policy will be used: the protected tokens come first and count
-inside every budget. Skill is over the tokens that take part in the reward.
+Attention lost is measured with the protected tokens first, which count inside every budget; skill,
+as the reward, with none protected.
 
 A policy that sees keys, values and positions only is useful where it ranks better than the methods
 that see no more and need no training: the attention-free ones of the registry, with their default
@@ -21,8 +21,8 @@ from torch import Tensor
 from kvp.budgets import parse_budgets
 from kvp.geometry import Geometry
 from kvp.metrics import area, attention_lost, grid_budgets, lost_importance, skill
-from kvp.ranking import Protection
-from kvp.scoring import View, group_budgets, score_prompt
+from kvp.ranking import UNPROTECTED, Protection
+from kvp.scoring import View, group_budgets, score_layers
 from policies.ranker import HeadRankers, parameters_per_head
 from policies.registry import METHODS, attention_free
 from train.data.contexts import RankingContext, scores_of
@@ -104,31 +104,25 @@ def evaluate(
     rankers: HeadRankers,
     contexts: Iterable[RankingContext],
     *,
-    reward_protection: Protection,
     heuristics: Heuristics | None = None,
 ) -> HeldOut:
-    """Evaluate `rankers`, and heuristics where they are given, on whole contexts.
-
-    Those of `reward_protection` take no part in `skill`, as in the training reward. Raises
-    ValueError without contexts.
-    """
+    """Evaluate `rankers`, and heuristics where they are given; ValueError without contexts."""
     skills, areas, oracles, compared = [], [], [], []
     losses: dict[str, list[Tensor]] = {str(budget): [] for budget in VALIDATED_BUDGETS}
     for context in contexts:
         importance, tokens = context.importance, context.length
         scores = scores_of(rankers, context)  # [A, N]
         ranked = [(scores, tokens)]
-        lost = lost_importance(importance, ranked, reward_protection)  # [A, N + 1]
-        skills.append(skill(importance, lost, reward_protection))
-        if reward_protection != Protection():
-            lost = lost_importance(importance, ranked, Protection())
+        lost = lost_importance(importance, ranked, UNPROTECTED)  # [A, N + 1]
+        skills.append(skill(importance, lost))
+        lost = lost_importance(importance, ranked, Protection())
         areas.append(area(lost))
         ideal = lost_importance(importance, [(importance, tokens)], Protection())
         oracles.append(area(ideal))
         for budget in VALIDATED_BUDGETS:
             losses[str(budget)].append(attention_lost(lost)[:, budget.tokens(tokens)])
         if heuristics is not None:
-            compared.append(heuristics.skills(context, reward_protection))  # [M, A]
+            compared.append(heuristics.skills(context))  # [M, A]
     if not skills:
         raise ValueError("no held-out contexts")
     means = torch.stack(compared).nanmean(0) if compared else ()
@@ -153,44 +147,35 @@ class Heuristics:
         self.names = [name for name in METHODS if attention_free(name) and name not in _SAME]
 
     @torch.no_grad()
-    def skills(self, context: RankingContext, reward_protection: Protection) -> Tensor:
+    def skills(self, context: RankingContext) -> Tensor:
         """Skill of M heuristics on A heads, [M, A] float32 on the CPU; NaN without signal."""
-        views = self._views(context)
-        start = self._heads[0] % self._geometry.kv_heads
-        heads = slice(start, start + len(self._heads))
-        skills = []
+        views, skills = self._views(context), []
         for name in self.names:
             scorer, scored = METHODS[name](), []
             for budgets in group_budgets(scorer.needs, grid_budgets(context.length)):
                 at = (replace(view, budget=budgets[-1]) for view in views)
-                scored.append((score_prompt(scorer, at).flatten(0, 1)[heads], budgets[-1]))
-            lost = lost_importance(context.importance, scored, reward_protection)
-            skills.append(skill(context.importance, lost, reward_protection))
+                scores = torch.cat(score_layers(scorer, at), dim=1)[0].cpu()  # [A, N]
+                scored.append((scores, budgets[-1]))
+            lost = lost_importance(context.importance, scored, UNPROTECTED)
+            skills.append(skill(context.importance, lost))
         return torch.stack(skills).float().cpu()
 
     def _views(self, context: RankingContext) -> list[View]:
-        """Every layer that has some of the heads; the other heads are zero.
-
-        Heuristics see head by head, so that these change nothing for the others.
-        """
-        width = self._geometry.kv_heads
-        layers = range(self._heads[0] // width, self._heads[-1] // width + 1)
-        before = self._heads[0] - layers.start * width
-        after = len(layers) * width - before - len(self._heads)
-
-        def by_layer(part: Tensor) -> Tensor:
-            whole = torch.nn.functional.pad(part, (0, 0, 0, 0, before, after))  # [L * H, N, D]
-            return whole.view(len(layers), 1, width, *part.shape[1:])  # [L, 1, H, N, D]
-
-        return [
-            View(
-                layer=self._geometry.model_layers[layer],
-                keys=keys,
-                values=values,
-                positions=context.positions[None],
-                budget=1,
-            )
-            for layer, keys, values in zip(
-                layers, by_layer(context.keys), by_layer(context.values), strict=True
-            )
-        ]
+        """What every layer shows of the heads."""
+        width, views = self._geometry.kv_heads, []
+        for number, layer in enumerate(self._geometry.model_layers):
+            first = max(self._heads.start, number * width)
+            stop = min(self._heads.stop, (number + 1) * width)
+            if first < stop:
+                part = slice(first - self._heads.start, stop - self._heads.start)
+                views.append(
+                    View(
+                        layer=layer,
+                        heads=slice(first - number * width, stop - number * width),
+                        keys=context.keys[None, part],
+                        values=context.values[None, part],
+                        positions=context.positions[None],
+                        budget=1,
+                    )
+                )
+        return views

@@ -44,14 +44,6 @@ def test_kinds_of_compression_points(sizes, uniform_points, kinds):
     assert points_by_kind(record(0, *sizes), recipe) == kinds
 
 
-def test_points_leave_two_tokens_besides_the_protected_ones():
-    recipe = replace(RECIPE, min_prefix=1, uniform_points=0, exclude_protected=True)
-    short = record(length=40, context=20, prompt=24)
-    assert points_by_kind(short, recipe) == {"prompt": [23], "uniform": list(range(22, 40))}
-    free = replace(recipe, exclude_protected=False, min_prefix=5)
-    assert points_by_kind(short, free)["uniform"][0] == 5
-
-
 def test_draws_depend_on_seed_and_step_alone():
     records = [record(index) for index in range(5)]
     first = [list(drawn_points(records, RECIPE, seed=3, step=step)) for step in range(4)]

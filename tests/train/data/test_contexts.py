@@ -8,7 +8,6 @@ import torch
 
 from kvp.errors import StoreError
 from kvp.program.names import INPUTS
-from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import score_layers
 from kvp.store import TraceReader
 from kvp.store.shards import shard_path
@@ -55,16 +54,6 @@ def test_a_label_of_two_parts_is_half_of_each(make_store):
     shares = [part / part.sum(-1, keepdim=True) for part in (computed, stored)]
     torch.testing.assert_close(both / both.sum(-1, keepdim=True), sum(shares) / 2)
     torch.testing.assert_close(both.sum(-1), 2 * stored.sum(-1))
-
-
-def test_protected_tokens_can_be_left_out(store):
-    context = ContextSource(TraceReader(store), memory_bytes=10**8).context(POINT)
-    rest = context.drop_protected(Protection(sinks=4, recents=16))
-    assert rest.positions.tolist() == list(range(4, 24))
-    assert rest.length == 40
-    assert torch.equal(rest.importance, context.importance[:, 4:24])
-    assert torch.equal(rest.keys, context.keys[:, 4:24])
-    assert torch.equal(context.drop_protected(UNPROTECTED).values, context.values)
 
 
 @pytest.mark.parametrize(("memory_bytes", "reads"), [(40_000, 6), (10**8, 2)])
@@ -114,10 +103,6 @@ def test_recent_queries_are_those_that_a_scorer_sees(store, prefix_length):
     scores = score_layers(scorer, prefill.views(scorer.needs, budget=8))
     trained = scores_of(rankers, context).detach()
     torch.testing.assert_close(torch.cat(scores, 1)[0], trained, rtol=1e-5, atol=1e-5)
-
-    competing = Protection(sinks=4, recents=4)
-    part = scores_of(rankers, context.drop_protected(competing))
-    torch.testing.assert_close(part, trained[:, 4:-4], rtol=1e-5, atol=1e-5)
     assert ContextSource(reader, memory_bytes=10**8).context(point).recent is None
 
 
@@ -145,11 +130,11 @@ class Recorded(ContextSource):
 
 
 def equal(some, others):
-    names = ("keys", "values", "positions", "importance")
-    return len(some) == len(others) and all(
-        one.length == other.length
-        and all(torch.equal(getattr(one, name), getattr(other, name)) for name in names)
+    names = ("keys", "values", "importance")
+    return all(
+        torch.equal(getattr(one, name), getattr(other, name))
         for one, other in zip(some, others, strict=True)
+        for name in names
     )
 
 

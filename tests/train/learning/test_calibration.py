@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from kvp.ranking import UNPROTECTED, Protection
 from policies.ranker import HeadRankers, RankerSpec
 from train.config import calibration_target
 from train.data.contexts import RankingContext
@@ -82,8 +81,6 @@ def context(seed, tokens=200):
     return RankingContext(
         keys=torch.randn(2, tokens, 4, generator=random),
         values=torch.randn(2, tokens, 4, generator=random),
-        positions=torch.arange(tokens),
-        length=tokens,
         importance=torch.rand(2, tokens, generator=random) ** 8,
     )
 
@@ -92,8 +89,6 @@ def test_norms_after_the_output_projection_by_hand():
     sample = RankingContext(
         keys=torch.zeros(1, 2, 2),
         values=torch.tensor([[[3.0, 4.0], [0.0, 1.0]]]),
-        positions=torch.arange(2),
-        length=2,
         importance=torch.tensor([[6.0, 2.0]]),
     )
     gram = torch.tensor([[[4.0, 0.0], [0.0, 1.0]]])  # norms sqrt(36 + 16) and 1
@@ -101,19 +96,15 @@ def test_norms_after_the_output_projection_by_hand():
     assert output_norms(sample, None).tolist() == [[5.0, 1.0]]
 
 
-def test_heads_are_calibrated_on_their_own_and_without_protected_tokens():
+def test_heads_are_calibrated_on_their_own():
     target = "contribution"
     rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2, torch.Generator().manual_seed(0))
-    protection = Protection(sinks=4, recents=16)
-    fitted = fit_calibration(
-        rankers, [context(0), context(1)], target=target, protection=protection
-    )
+    fitted = fit_calibration(rankers, [context(0), context(1)], target=target)
     assert fitted.target == target
     sample = [context(0), context(1)]
     for part in sample:
-        part.importance[1] *= 2  # another head, and tokens that are protected anyway
-        part.importance[0, :4] = part.importance[0, -16:] = 99.0
-    again = fit_calibration(rankers, sample, target=target, protection=protection)
+        part.importance[1] *= 2
+    again = fit_calibration(rankers, sample, target=target)
     assert torch.equal(again.scores[0], fitted.scores[0])
     assert torch.equal(again.values[0], fitted.values[0])
     torch.testing.assert_close(again.values[1], fitted.values[1] + np.log(2))
@@ -123,14 +114,12 @@ def test_a_label_is_the_target_as_it_is():
     rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2, torch.Generator().manual_seed(0))
     sample = [context(0), context(1)]
     fitted, by_value = (
-        fit_calibration(rankers, sample, target=target, protection=UNPROTECTED)
-        for target in ("kvzip", "contribution")
+        fit_calibration(rankers, sample, target=target) for target in ("kvzip", "contribution")
     )
     for part in sample:  # values of norm 1 leave the label as it is
         part.values[:] = torch.nn.functional.normalize(part.values, dim=-1)
     again = [
-        fit_calibration(rankers, sample, target=target, protection=UNPROTECTED)
-        for target in ("kvzip", "contribution")
+        fit_calibration(rankers, sample, target=target) for target in ("kvzip", "contribution")
     ]
     torch.testing.assert_close(again[0].values, again[1].values)
     assert not torch.equal(fitted.values, by_value.values)
@@ -139,7 +128,7 @@ def test_a_label_is_the_target_as_it_is():
 def test_calibrating_on_nothing_is_refused():
     rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2)
     with pytest.raises(ValueError, match="no contexts"):
-        fit_calibration(rankers, [], target="contribution", protection=Protection())
+        fit_calibration(rankers, [], target="contribution")
 
 
 @pytest.mark.parametrize(

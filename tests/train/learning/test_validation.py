@@ -6,7 +6,6 @@ import torch
 
 from kvp.geometry import Geometry
 from kvp.metrics import grid_budgets
-from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import View
 from policies.ranker import HeadRankers, RankerSpec
 from policies.registry import METHODS
@@ -28,8 +27,6 @@ def context(importance, *, seed=0, keys=None, values=None):
     return RankingContext(
         keys=drawn[0] if keys is None else keys,
         values=drawn[1] if values is None else values,
-        positions=torch.arange(tokens),
-        length=tokens,
         importance=importance,
     )
 
@@ -46,7 +43,7 @@ def lost_by(order, importance):
 
 def test_areas_and_budgets_follow_the_protected_ranking(rankers):
     one = context(peaked(1))
-    result = evaluate(rankers, [one], reward_protection=Protection())
+    result = evaluate(rankers, [one])
     scores = rankers(one.keys, one.values, one.positions, TOKENS).detach().double().numpy()
     protected = [39, 0, 38, 1, 37, 2, 36, 3, *range(35, 23, -1)]
     for head in range(HEADS):
@@ -60,11 +57,11 @@ def test_areas_and_budgets_follow_the_protected_ranking(rankers):
         excess = result.per_head()[head]["excess"]
         assert excess == pytest.approx(ours.mean() - best.mean(), rel=1e-4)
 
-        # Skill is over the 20 unprotected tokens alone.
-        weights = importance[4:24]
-        ranks = np.argsort(np.argsort(-scores[head, 4:24]))
-        cost, ideal = (ranks * weights).sum(), (np.arange(20) * np.sort(weights)[::-1]).sum()
-        chance = weights.sum() * 19 / 2
+        # Skill is that of the ranking without protection.
+        ranks = np.argsort(np.argsort(-scores[head]))
+        cost = (ranks * importance).sum()
+        ideal = (np.arange(TOKENS) * np.sort(importance)[::-1]).sum()
+        chance = importance.sum() * (TOKENS - 1) / 2
         skill = (chance - cost) / (chance - ideal)
         assert result.skill[head].item() == pytest.approx(skill, rel=1e-5)
 
@@ -73,9 +70,9 @@ def test_contexts_in_which_a_head_has_no_signal_do_not_count(rankers):
     flat = torch.ones(HEADS, TOKENS)
     flat[0] = peaked(1)[0]
     mixed, other = context(flat, seed=1), context(peaked(2), seed=2)
-    both = evaluate(rankers, [other, mixed], reward_protection=UNPROTECTED)
-    first = evaluate(rankers, [other], reward_protection=UNPROTECTED)
-    second = evaluate(rankers, [mixed], reward_protection=UNPROTECTED)
+    both = evaluate(rankers, [other, mixed])
+    first = evaluate(rankers, [other])
+    second = evaluate(rankers, [mixed])
     assert both.skill[1] == first.skill[1]
     assert both.skill[0].item() == pytest.approx((first.skill[0] + second.skill[0]).item() / 2)
     assert torch.isnan(second.skill[1])
@@ -83,21 +80,18 @@ def test_contexts_in_which_a_head_has_no_signal_do_not_count(rankers):
     assert both.contexts == 2
 
 
-def test_evaluation_names_the_head_that_recency_ranks_better(rankers):
-    importance = peaked(1)
-    importance[1] = torch.arange(TOKENS) ** 2.0
-    one = context(importance)
+def test_evaluation_names_the_head_that_a_heuristic_ranks_better(rankers):
+    one = context(peaked(1))
+    one.importance[1] = 1 / one.keys[1].norm(dim=-1)
     geometry = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
-    result = evaluate(
-        rankers, iter([one]), reward_protection=Protection(), heuristics=Heuristics(geometry)
-    )
-    alone = evaluate(rankers, [one], reward_protection=Protection())
+    result = evaluate(rankers, iter([one]), heuristics=Heuristics(geometry))
+    alone = evaluate(rankers, [one])
     assert torch.equal(result.skill, alone.skill)
     assert not alone.heuristics
     assert alone.losing_heads() == 0
     assert result.losing_heads() >= 1
     head = result.per_head()[1]
-    assert head["best_heuristic"] == "streaming_llm"
+    assert head["best_heuristic"] == "knorm"
     assert head["best_heuristic_skill"] == pytest.approx(1.0, abs=1e-4)
     assert head["parameters"] == sum(x.numel() for x in rankers.parameters()) // HEADS
     assert "best_heuristic" not in alone.per_head()[1]
@@ -106,9 +100,7 @@ def test_evaluation_names_the_head_that_recency_ranks_better(rankers):
 def test_flat_heads_have_no_best_heuristic(rankers):
     geometry = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
     flat = context(torch.ones(HEADS, TOKENS))
-    result = evaluate(
-        rankers, [flat], reward_protection=UNPROTECTED, heuristics=Heuristics(geometry)
-    )
+    result = evaluate(rankers, [flat], heuristics=Heuristics(geometry))
     assert result.losing_heads() == 0
     head = json.loads(json.dumps(result.per_head(), allow_nan=False))[0]
     assert (head["skill"], head["best_heuristic"], head["best_heuristic_skill"]) == (None,) * 3
@@ -117,9 +109,9 @@ def test_flat_heads_have_no_best_heuristic(rankers):
 MODEL = Geometry(layers=3, query_heads=4, kv_heads=4, head_dim=4)
 
 
-def skills_of(context, protection=UNPROTECTED, heads=None):
+def skills_of(context, heads=None):
     heuristics = Heuristics(MODEL, heads)
-    return dict(zip(heuristics.names, heuristics.skills(context, protection), strict=True))
+    return dict(zip(heuristics.names, heuristics.skills(context), strict=True))
 
 
 def test_the_registry_decides_which_methods_are_compared():
@@ -134,25 +126,24 @@ def test_a_head_that_looks_back_belongs_to_streaming_llm_and_one_of_small_keys_t
     importance = torch.rand(12, 64, generator=random)
     importance[5] = torch.arange(64) ** 2.0  # the newer, the better
     importance[7] = 1 / keys[7].norm(dim=-1)
-    skills = skills_of(context(importance, keys=keys), Protection())
+    skills = skills_of(context(importance, keys=keys))
     for head, best in ((5, "streaming_llm"), (7, "knorm")):
         assert max(skills, key=lambda name: skills[name][head]) == best
-        assert skills[best][head].item() == pytest.approx(1.0, abs=1e-4)
+    assert skills["knorm"][7].item() == pytest.approx(1.0, abs=1e-4)
+    assert skills["streaming_llm"][5] > 0.7  # the first tokens come before the last
     assert skills["knorm"][5] < 0.5
 
 
-@pytest.mark.parametrize("protection", [UNPROTECTED, Protection()])
-def test_numbers_are_those_of_one_budget_after_the_other(protection):
+def test_numbers_are_those_of_one_budget_after_the_other():
     """lagkv, which looks at the budget: scored at the grid, evicting budget by budget."""
     tokens = 64
     one = context(peaked(4, 12, tokens))
-    skills, scorer = skills_of(one, protection)["lagkv"], METHODS["lagkv"]()
-    free = range(protection.sinks, tokens - protection.recents)
+    skills, scorer = skills_of(one)["lagkv"], METHODS["lagkv"]()
     for index in (0, 6):
         layer, head = divmod(index, 4)
         weights = one.importance[index].double().numpy()
         cost = 0.0
-        for budget in range(protection.tokens + 1, tokens):
+        for budget in range(1, tokens):
             view = View(
                 layer=layer,
                 keys=one.keys[None, 4 * layer : 4 * layer + 4],
@@ -161,11 +152,10 @@ def test_numbers_are_those_of_one_budget_after_the_other(protection):
                 budget=min(point for point in grid_budgets(tokens) if point >= budget),
             )
             scores = scorer.score(view)[0, head].numpy()
-            ranked = sorted(free, key=lambda i: (-scores[i], -i))
-            cost += weights[ranked[budget - protection.tokens :]].sum()
-        evictable = weights[free.start : free.stop]
-        chance = evictable.sum() * (len(evictable) - 1) / 2
-        ideal = (np.arange(len(evictable)) * np.sort(evictable)[::-1]).sum()
+            ranked = sorted(range(tokens), key=lambda i: (-scores[i], -i))
+            cost += weights[ranked[budget:]].sum()
+        chance = weights.sum() * (tokens - 1) / 2
+        ideal = (np.arange(tokens) * np.sort(weights)[::-1]).sum()
         expected = (chance - cost) / (chance - ideal)
         assert skills[index].item() == pytest.approx(expected, abs=1e-4)
 
