@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
-from kvp.program.names import NO_TRACES, STORED_LABELS
+from kvp.program.names import NO_TRACES
 from kvp.program.settings import (
     AnswerConfig,
     Bounds,
@@ -25,7 +25,6 @@ from kvp.program.settings import (
 )
 from train.recipe import (
     PRESETS,
-    CalibrationName,
     ContextSettings,
     ObjectiveSettings,
     OptimizerSettings,
@@ -36,7 +35,7 @@ from train.recipe import (
 
 AUTO_HEADS = "auto"
 """`--heads` that every process of a job finds out for itself (`train.head_shards`)."""
-OF_A_RUN = ("validate_every", "validation_contexts", "calibration", "calibration_contexts")
+OF_A_RUN = ("validate_every", "validation_contexts")
 """Settings next to those of the recipe that decide the content of a policy or a shard."""
 _RECIPE_GROUPS = (RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettings)
 
@@ -71,31 +70,6 @@ class ValidationConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrationConfig(Group):
-    """Calibration."""
-
-    calibration: CalibrationName = "auto"
-    """What scores are calibrated to on validation contexts (docs/method.md), so that heads can
-    compete: label is the label itself. auto is label where kvp collect stored the label or a part,
-    reply_contribution for max_reply_attention, else contribution."""
-    calibration_contexts: int = 48
-    """Held-out contexts the calibration is fitted on."""
-
-    MINIMUMS: ClassVar[Bounds] = {"calibration_contexts": 1}
-
-
-def calibration_target(calibration: CalibrationName, label: str) -> CalibrationName:
-    """What rankers trained on `label` are calibrated to: `calibration`, where it is not auto."""
-    if calibration != "auto":
-        return calibration
-    targets: dict[str, CalibrationName] = {
-        "max_reply_attention": "reply_contribution",
-        **dict.fromkeys(("reply_and_kvzip", *STORED_LABELS), "label"),
-    }  # fmt: skip
-    return targets.get(label, "contribution")
-
-
-@dataclass(frozen=True, kw_only=True)
 class OnlineConfig(Group):
     """Online collection."""
 
@@ -117,7 +91,6 @@ class TrainConfig(
     MemoryConfig,
     DryRunConfig,
     ValidationConfig,
-    CalibrationConfig,
     ObjectiveSettings,
     RankerSettings,
     OptimizerSettings,
@@ -157,8 +130,6 @@ class TrainConfig(
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a flag that cannot work."""
-        target = calibration_target(self.calibration, self.label)
-        object.__setattr__(self, "calibration", target)
         super().__post_init__()
         self.recipe()  # making it checks it
         if self.out.encode(errors="ignore").decode() != self.out:

@@ -73,7 +73,6 @@ PresetName = Literal["fourier", "paper"]
 SortLossName = Literal["ranks", "cost"]
 OptimizerName = Literal["adamw", "muon"]
 KeyFrame = Literal["stored", "end"]
-CalibrationName = Literal["auto", "contribution", "reply_contribution", "label", "none"]
 
 AUTO = "auto"
 """All of `INPUTS`, without recent where the traces hold no queries."""

@@ -11,7 +11,7 @@ from kvp.errors import UsageError
 from kvp.program.progress import phase
 from policies.policy_files import PolicyMeta, save_policy
 from train.config import AUTO_HEADS, TrainConfig
-from train.data.labels import EVALUATED, TARGET_LABELS
+from train.data.labels import CALIBRATION_CONTEXTS, EVALUATED, TARGET_LABELS, calibration_target
 from train.data.training_data import recorded_model, recorded_text
 from train.job.prepare import Job, prepare
 from train.job.summary import print_end, print_summary
@@ -76,12 +76,10 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
         )
     if job.recipe.objective in OF_ORDER:  # it had no gradient but rounding, and compares no heads
         best.get_parameter("score_bias").zero_()
-    calibration, target = None, config.calibration
-    if target != "none":
-        points = job.validation_points(config.calibration_contexts)
-        label = TARGET_LABELS.get(target, job.recipe.label)
-        name = label if target == "label" else target
-        calibration = calibrate(best, job.source(label), points, target=name)
+    target = calibration_target(job.recipe.label)
+    source = job.source(TARGET_LABELS.get(target, target))
+    points = job.validation_points(CALIBRATION_CONTEXTS)
+    calibration = calibrate(best, source, points, target=target)
     phase("evaluating the policy and the attention-free heuristics")
     source, points = job.source(EVALUATED), job.validation_points(config.validation_contexts)
     result = evaluate(best, map(source.context, points), heuristics=Heuristics(geometry, job.heads))

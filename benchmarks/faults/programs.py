@@ -24,7 +24,7 @@ Reader = Callable[[Place], object]
 _PROMPTS = "--tasks niah_single_1 --length 160 --max_new_tokens 4"
 _TRAIN = (
     "--traces {made}/traces --hidden 4 --steps 4 --contexts 1 --min_prefix 32 --validate_every 2 "
-    "--checkpoint_every 1 --validation_contexts 1 --calibration_contexts 1"
+    "--checkpoint_every 1 --validation_contexts 1"
 )
 _EVAL = f"{_PROMPTS} --methods full,knorm,snapkv --prompts 2 --budgets 25%,50% --timing_prompts 1"
 _TUNE = (

@@ -41,7 +41,6 @@ def test_the_exported_file_holds_every_head_s_best_average(store, tmp_path, monk
             contexts=1,
             min_prefix=40,
             validation_contexts=2,
-            calibration="none",
         )
     )
     exported = load_policy(out)

@@ -21,7 +21,7 @@ merge = partial(run_program, "merge")
 
 TINY = {
     "contexts": 2, "hidden": 16, "permutations": 4, "min_prefix": 40, "lr": 0.01, "validate_every":
-    5, "steps": 10, "calibration_contexts": 4,
+    5, "steps": 10,
 }  # fmt: skip
 
 

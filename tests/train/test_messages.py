@@ -11,7 +11,7 @@ from train.data.contexts import score_together
 from train.job.summary import head_names, print_summary
 from train.learning.validation import HeldOut
 
-TINY = {"contexts": 1, "hidden": 8, "min_prefix": 40, "steps": 4, "calibration": "none"}
+TINY = {"contexts": 1, "hidden": 8, "min_prefix": 40, "steps": 4}
 
 
 def train(store, out, **settings):

@@ -80,7 +80,7 @@ def test_whatever_is_learned_survives_kills_at_any_step(
             raise Killed
         return whole_step(module, step, batch_idx)
 
-    common = {**kind, "steps": 11, "validate_every": 5, "calibration": "none"}
+    common = {**kind, "steps": 11, "validate_every": 5}
     monkeypatch.setattr(RankerTraining, "training_step", step_that_may_kill)
     while deadly:
         with pytest.raises(Killed):
@@ -113,7 +113,7 @@ def test_a_full_disk_or_a_folder_that_goes_is_one_line_and_the_same_command_goes
             raise OSError(errno.ENOSPC, "No space left on device")
         written(writer, data)
 
-    common = {"steps": 20, "validate_every": 5, "calibration": "none"}
+    common = {"steps": 20, "validate_every": 5}
     monkeypatch.setattr(RankerTraining, "training_step", step_with_fault)
     monkeypatch.setattr(RecordWriter, "write", full)
     try:

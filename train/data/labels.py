@@ -24,6 +24,8 @@ TARGET_LABELS = {
 """Calibration target -> label of the contexts. Scores are fitted to it times the norm of the
 token's value after the output projection: a bound of how far it moves the residual stream. Every
 other target is the name of a label, which scores are fitted to as it is."""
+CALIBRATION_CONTEXTS = 48
+"""Held-out contexts that scores are calibrated on, so that heads can compete."""
 
 FromQueries = Callable[..., Tensor]
 """(queries [L, H, G, T, D], keys [L, H, T, D], prefix_length N, stop) -> importance [L, H, N]
@@ -99,6 +101,16 @@ def label_of(name: str) -> Label:
             f"--label {name} is not a train.data.labels.Label, as Label(from_queries=FUNCTION) is"
         )
     return label
+
+
+def calibration_target(label: str) -> str:
+    """What rankers trained on a label are calibrated to (docs/method.md#calibration).
+
+    The label itself where kvp collect stores it or a part of it, else one of `TARGET_LABELS`.
+    """
+    if label_of(label).stored is not None:
+        return label
+    return "reply_contribution" if label == "max_reply_attention" else "contribution"
 
 
 FUTURE_ATTENTION = Label(from_queries=future_attention)

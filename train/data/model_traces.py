@@ -29,7 +29,7 @@ from kvp.store import SequenceRecord, StorePlan, planned_bytes
 from train.config import TrainConfig
 from train.data.compression_points import every_point, held_out_points, points_by_kind
 from train.data.kept_traces import Attention, ModelTraces
-from train.data.labels import EVALUATED, TARGET_LABELS, label_of
+from train.data.labels import EVALUATED, TARGET_LABELS, calibration_target, label_of
 from train.data.training_data import TrainingData
 from train.recipe import Recipe
 
@@ -109,7 +109,7 @@ def open_model(config: TrainConfig, recipe: Recipe, device: torch.device) -> Tra
         plan=plan,
         manifest=manifest,
         gram=known_output_gram(model),
-        attention=lambda record: attention_of(record, config, recipe, prompts.training),
+        attention=lambda record: attention_of(record, recipe, prompts.training),
         device=device,
         heads=config.heads_of(plan.geometry),
     )
@@ -181,9 +181,7 @@ def _manifest_of(
     }
 
 
-def attention_of(
-    record: SequenceRecord, config: TrainConfig, recipe: Recipe, training: int
-) -> list[Attention]:
+def attention_of(record: SequenceRecord, recipe: Recipe, training: int) -> list[Attention]:
     """Importance of a sequence that training, validation or calibration may ask for.
 
     The first `training` sequences are trained on.
@@ -193,9 +191,8 @@ def attention_of(
     else:
         possible = bool(points_by_kind(record, recipe))
         points = held_out_points([record], recipe, limit=2) if possible else []
-        labels = [recipe.label, EVALUATED]
-        if config.calibration != "none":
-            labels.append(TARGET_LABELS.get(config.calibration, recipe.label))
+        target = calibration_target(recipe.label)
+        labels = [recipe.label, EVALUATED, TARGET_LABELS.get(target, target)]
     computed = [label for label in labels if label_of(label).from_queries is not None]
     return [(label, point.prefix_length, point.stop) for point in points for label in computed]
 

@@ -23,7 +23,6 @@ TRAIN = {
     "lr": "0.01",
     "validate_every": 6,
     "validation_contexts": 4,
-    "calibration_contexts": 4,
     "checkpoint_every": 2,
 }
 MODEL = {"length": 110, "max_new_tokens": 8, "validation_sequences": 2}

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from policies.ranker import HeadRankers, RankerSpec
-from train.config import calibration_target
 from train.data.contexts import RankingContext
+from train.data.labels import calibration_target
 from train.learning.calibration import (
     FLOOR,
     GROWTH,
@@ -136,10 +136,9 @@ def test_calibrating_on_nothing_is_refused():
     [
         ("max_reply_attention", "reply_contribution"),
         ("future_attention", "contribution"),
-        ("kvzip", "label"),
-        ("reply_and_kvzip", "label"),
+        ("kvzip", "kvzip"),
+        ("reply_and_kvzip", "reply_and_kvzip"),
     ],
 )
 def test_the_target_follows_the_label(label, target):
-    assert calibration_target("auto", label) == target
-    assert calibration_target("none", label) == "none"
+    assert calibration_target(label) == target
