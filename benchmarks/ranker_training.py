@@ -145,7 +145,7 @@ def _training(
     recipe = replace(preset, objective=objective, **sizes)
     spec = RankerSpec(
         head_dim=args.head_dim, architecture=recipe.architecture, hidden=recipe.hidden,
-        max_positions=recipe.max_positions, reference_length=args.tokens,
+        reference_length=args.tokens,
     )  # fmt: skip
     rankers = HeadRankers(spec, heads, torch.Generator().manual_seed(0)).to(args.device)
     length = args.tokens + 1

@@ -84,8 +84,6 @@ class RankerSettings(Group):
 
     hidden: int = 64
     """Width of the ranker's hidden layers."""
-    blocks: int = 2
-    """Hidden layers of the ranker, 1 or 2."""
     inputs: str = AUTO
     """Inputs of the ranker per token, comma separated, some of key, value, position, distance and
     recent (what the last 32 queries attend to; traces must hold queries). auto: all of them, recent
@@ -99,13 +97,9 @@ class RankerSettings(Group):
     """Tokens from either end of a context within which a token's place is seen; all that are
     farther from both ends look alike, so that a context may be longer than any of the training. 0:
     every place is seen, as in paper."""
-    max_positions: int = 12_288
-    """Rows of the position table (paper architecture), tokens."""
 
-    MINIMUMS: ClassVar[Bounds] = {
-        "hidden": 1, "blocks": 1, "neighbours": 0, "reach": 0, "max_positions": 1,
-    }  # fmt: skip
-    MAXIMUMS: ClassVar[Bounds] = {"hidden": 2**16, "blocks": 2, "neighbours": 1024}
+    MINIMUMS: ClassVar[Bounds] = {"hidden": 1, "neighbours": 0, "reach": 0}
+    MAXIMUMS: ClassVar[Bounds] = {"hidden": 2**16, "neighbours": 1024}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,7 @@ class Killed(BaseException):
     "kind",
     [
         {"objective": "rloo_batch", "reward": "ratio"},
-        {"objective": "listwise", "preset": "paper", "max_positions": 128, "heads": "1:3"},
+        {"objective": "listwise", "preset": "paper", "heads": "1:3"},
     ],
     ids=lambda kind: "-".join(map(str, kind.values())),
 )
