@@ -1,21 +1,7 @@
 """ContrastKV (ACL 2026 long.417): what repeating the context attends to, and what noise does.
 
-Formula, per layer: S+ is KVzip's signal, S- the largest attention from random tokens fed after the
-context (Eq. 8).
-1. Head-level fusion. Per head, Q_p the p-quantile with linear interpolation: tokens with S+ and S-
-   both >= their Q_{1-beta} get 1, tokens with both <= their Q_beta get 0, others stay undecided.
-   Skipped for fewer than 20 tokens, whose quantiles say nothing.
-2. Layer-level fusion, of undecided tokens: min(S+ + gamma N, max S+), N = (S- - min) / (max - min)
-   (0 where max = min). Minima and maxima are over all heads and tokens of the layer, or of each
-   head (`scope`).
-3. Tokens are ranked by (fused score, S+, position). The paper leaves ties open, yet all fused at 1
-   tie, and they fill the smallest budgets.
-
-The returned scores realise the order of step 3 (see `ordered_scores`), also between heads and
-layers, for `contrastkv+global`, the paper's split of the budget. beta = gamma = 0 is KVzip.
-
-Defaults: beta 0.1, gamma 0.12, 64 random tokens, and S+ as KVzip's own code takes it. Preset
-`paper`: S+ over the whole cache, as Eq. 8 is printed (`denominator=full`).
+Formula and open points: docs/methods/contrastkv.md. The returned scores realise its order of (fused
+score, S+, position), also between heads and layers (`ordered_scores`).
 """
 
 from __future__ import annotations

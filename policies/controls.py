@@ -1,31 +1,8 @@
-"""Controls: what methods have to clear, and what bounds them.
+"""Controls: what methods have to clear, and what bounds them (docs/methods/README.md).
 
-`random`: score_i ~ U(0, 1), independent per KV head. The generator is keyed by (seed, layer, head,
-N), so a result depends on nothing else: not on the order of calls, the batch, the device or the
-process. In a cache that has been shrunk before the newest position is part of the key, so that
-every eviction draws anew. Public code draws from the global generator, or (with a seed) gives every
-layer the same draw. Default seed 0.
-
-`random_per_layer`: one draw per layer, that of `random` for head 0. A token that one head loses is
-lost to the whole layer, where `random` leaves copies in other heads; Random Attention (arXiv
-2609.03430, section 5) has this shared draw as its control.
-
-`random_pinned`: 2 for tokens of the question, else `random`. After Random Attention (equation 3),
-which pins the whole prompt and evicts from what the model generates: so does this while the model
-answers. Before that the prompt is what is evicted from, and its question is pinned: everything
-after the context, chat template and answer prefix included. Where a question has more tokens than
-the budget, its last ones stay. Compressed before the question is read, or outside kvp eval, nothing
-is pinned.
-
-`ring`: score_i = i, so the latest `budget` tokens stay and no sinks. Token t of a stream goes to
-slot t mod budget of a ring buffer; after N tokens the buffer holds exactly these. This is the
-window attention that StreamingLLM (arXiv 2309.17453, section 1) is set against, and one of the null
-baselines that audits of eviction compare scores with. `streaming_llm(n_sink=0)` keeps the same
-tokens; with protected tokens on, so does `streaming_llm`.
-
-`oracle`: score_i = w_i, the attention that future queries really paid (KVP paper, section 3.1.1),
-for a future that the view supplies. For additive costs this ranking is optimal at every budget
-(proposition 1); it bounds what any policy can reach and cannot be run on a real request.
+Draws are keyed by (seed, layer, head, N), so a result depends on nothing else: not on the order of
+calls, the batch, the device or the process. In a cache that has been shrunk before the newest
+position is part of the key, so that every eviction draws anew.
 """
 
 from __future__ import annotations

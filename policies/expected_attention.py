@@ -1,20 +1,8 @@
 """Expected Attention (arXiv 2510.00636): the attention a Gaussian future query would pay.
 
-Formula: the queries before RoPE of the tokens from `sinks` on have, per query head, mean mu and
-biased covariance S. Both are moved to the future by R, the rotation averaged over the `future`
-positions after the prompt: mu' = R mu, S' = R S R^T. With k_i after RoPE,
-
-    z_i = k_i . mu' / sqrt(D) + k_i^T S' k_i / (2 D)
-
-is the log of the expected attention weight (section 3.2). Softmax over the tokens that are no
-sinks, mean over the G query heads, plus `epsilon`, times ||v_i||. Sinks come first, at the largest
-score of the layer plus 1, as in kvpress.
-
-Defaults: future 512, sinks 4, covariance and values on, epsilon 0.01, which is what the published
-leaderboard of kvpress runs (there with AdaKV: `expected_attention+ada`). Preset `kvpress`: its
-class, epsilon 0. Queries are read after RoPE and turned back, so hidden states are not needed and
-traces will do. Cost O(G N D^2) per KV head. Published code projects hidden states; the two agree
-to rounding. With N <= sinks every token is a sink: recency, where kvpress refuses.
+Formula and published settings: docs/methods/expected_attention.md. Queries are read after RoPE and
+turned back, so hidden states are not needed and traces will do. With no more tokens than sinks
+every token is a sink: recency.
 """
 
 from __future__ import annotations

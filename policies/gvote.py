@@ -1,28 +1,9 @@
 """GVote (arXiv 2509.03136): guessed future queries vote, and the votes size the cache.
 
-Per query head, following Algorithm 1:
-1. k = size of the smallest set of tokens that holds `p_nuc` of the last query's attention; that set
-   is B_0.
-2. The hidden states from token `n_skip` on are a Gaussian with diagonal covariance; `samples` draws
-   of it are projected to queries and moved by the rotation averaged over the `future` positions
-   after the prompt.
-3. The k tokens with the largest logits of draw s are its votes, B_s.
-A KV head keeps what any query head of its group voted for: the union over s and the group.
-
-Score = number of votes + mean over draws and group of the draws' softmax attention (below 1). So
-tokens with a score >= 1 are GVote's set, `sizes` counts them, and the ranking goes on below and
-above that size: (votes, attention, recency). float32 resolves attentions of tokens with v votes to
-1e-7 v.
-
-The paper prints no numbers. Defaults: p_nuc 0.95, samples 8 (as reported elsewhere), n_skip 4 and
-future 512 (as Expected Attention, which the paper names as its source). `include_current` lets B_0
-vote, which the text does not say and which guards against a bad Gaussian; preset `paper`: without.
-At least `min_keep` tokens. Paper silent on grouped queries: each head votes with its own k.
-`space=query` draws from the Gaussian of the queries before RoPE with full covariance instead. It
-needs no hidden states, so traces will do. Without a query norm the paper's draws are Gaussian in
-query space, too, with covariance W diag(var) W^T; this one also keeps what the diagonal drops,
-correlations between hidden channels. Draws depend on (seed, layer, s) alone, and are the same in
-every sequence of a batch. Cost O(samples N (D + log N)) per query head.
+Formula and open points: docs/methods/gvote.md. Tokens with a score >= 1 are GVote's set, `sizes`
+counts them, and the ranking goes on below and above that size: (votes, attention, recency). float32
+resolves attentions of tokens with v votes to 1e-7 v. Draws depend on (seed, layer, draw) alone, and
+are the same in every sequence of a batch.
 """
 
 from __future__ import annotations

@@ -1,20 +1,9 @@
 """H2O (arXiv 2306.14048): heavy hitters of accumulated attention, and recent tokens.
 
-Formula: c_i = mean over the G query heads of sum_j A[j, i] (columns of the causal attention of the
-whole prompt). A budget b keeps the last b // 2 tokens and the b - b // 2 heaviest others. These
-sets are nested, so a token's rank is the smallest b that keeps it: odd budgets admit the next heavy
-token, even ones the next recent token, or, where that is in already, the next heavy one. Score =
--rank.
-
-Options: `normalize` = `none` (raw sums, H2O) or `visible` (each column divided by the N - i queries
-that can see it; raw sums favour old tokens); `recents` = false ranks by c alone, after the last
-`window` tokens. Defaults: the paper's half and half. Presets: `kvpress` (its ObservedAttention:
-visible, without recent tokens), `kvcache_factory` (KVCache-Factory: the last 32 tokens and the
-heaviest others by raw sums; its code lets queries before the window see later keys, which this does
-not reproduce).
-Ties: the newer token is heavier. Cost O(G N^2 D) per KV head, in blocks, without the N x N matrix.
-The official code works per query head and while decoding, and adds to its sums as it goes; here a
-cache that has been shrunk before is ranked by the queries since then.
+Formula and published settings: docs/methods/h2o.md. The sets that budgets keep are nested, so a
+token's rank is the smallest budget that keeps it: odd budgets admit the next heavy token, even ones
+the next recent token, or, where that is in already, the next heavy one. A cache that has been
+shrunk before is ranked by the queries since then.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""KeyDiff (arXiv 2504.15364): keep keys that differ from the average key.
-
-Formula: score_i = -cos(k_i, a), a = mean over all tokens of k_i / ||k_i||, keys after RoPE,
-float32. No options: kvpress computes the same. Cost O(N D) per head. The paper evicts block by
-block during prefill; here, as in the KVP paper, once after it. A zero key scores 0.
-"""
+"""KeyDiff (arXiv 2504.15364): keep keys that differ from the mean (docs/methods/keydiff.md)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""K-Norm (arXiv 2406.11430): keys of low norm attract attention.
-
-Formula: score_i = -||k_i||_2, in float32. No options: kvpress computes the same. Cost O(N D) per
-head. RoPE is a rotation, so keys before and after it score the same. The official code leaves
-layers 0 and 1 whole: `knorm+uniform:knorm`. Alone, as in kvpress, every layer follows the budget.
-"""
+"""K-Norm (arXiv 2406.11430): keys of low norm attract attention (docs/methods/knorm.md)."""
 
 from __future__ import annotations
 

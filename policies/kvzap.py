@@ -1,15 +1,7 @@
 """KVzap (arXiv 2601.07891): scores that a small network predicts from hidden states.
 
-`kvzap:FOLDER` or `kvzap:org/name[@revision]` reads the networks that NVIDIA published
-(nvidia/KVzap-linear-MODEL, nvidia/KVzap-mlp-MODEL; Apache-2.0), or any others in their files. Per
-layer, of the state h of a token after the layer's input norm, one score for each KV head: W h + b,
-or W2 gelu(W1 h + b1) + b2 with the exact GELU, in the dtype of the model. It was trained to be the
-logarithm of KVzip+'s score. Higher is kept. The paper drops what is below a threshold; here, as for
-every scorer, a budget decides, and an allocator such as `global` compares heads as a threshold
-would. Cost O(N W H) or O(N W hidden) per layer, and all hidden states are held during a prefill.
-Files: config.json with `model_type: kvzap`, `input_dim`, `output_dim`, `n_modules` and `hidden_dim`
-(null: linear), and model.safetensors with `layers.I.weight` and `.bias`, or with `layers.I.0.*` and
-`layers.I.2.*` around the GELU. Tested on files that kvpress writes, not on the published weights.
+Networks and files: docs/methods/kvzap.md. They compute in the dtype of the model. Tested on files
+that kvpress writes, not on the published weights.
 """
 
 from __future__ import annotations

@@ -1,15 +1,6 @@
 """KVzip (arXiv 2505.23416): what the model attends to while it repeats its context.
 
-Formula: after the prefill the model is prompted to repeat its context, chunk by chunk, and fed the
-answer. Per KV head, s_i = max over the G query heads and all queries of that input of the softmax
-attention to token i, over [first `sinks` tokens; the chunk's tokens; the input itself, causal]
-(section 3; the pass is `kvp.scoring.Reconstruction`). `plus` (KVzip+, from KVzap, arXiv 2601.07891)
-multiplies attention by ||W_o v_i|| / ||h_j||, h_j the state that enters the attention block.
-
-Defaults: chunk 2048, sinks 4. Presets: `kvpress` (0.5.5: the first 4 tokens forced, its chat prefix
-is not treated apart), `paper` (chunk 2000). The published method splits one budget over all heads
-of the model: `kvzip+global`. The official code keeps the whole system prompt in every softmax where
-this keeps `sinks` tokens. Cost: one more pass over the context and its requests.
+Formula and published settings: docs/methods/kvzip.md; the pass is `kvp.scoring.Reconstruction`.
 """
 
 from __future__ import annotations

@@ -1,19 +1,8 @@
 """LagKV (arXiv 2504.04704): tokens are compared with the range of the following partition.
 
-Formula, per KV head: drop `n_sink` sinks and split the rest into partitions of `lag` tokens.
-Partition p is scaled, per channel, by the minimum and maximum of partition p + 1; each token's u is
-the (unbiased) standard deviation of its scaled channels, softmaxed over the partition. This is done
-for keys and for values, and the two are averaged. The score is the token's rank inside its
-partition / lag, so every partition keeps the same share. The last full partition and the remainder
-are never compared: they score 1; sinks come before everything. Fewer than n_sink + 2 lag tokens are
-ranked by recency.
-
-Defaults: n_sink 4; lag `auto` = min(128, max(4, budget // 4)), because with a fixed lag the sinks
-and the uncompared tail hold up to n_sink + 2 lag tokens, and smaller budgets would measure recency
-only. Presets: `kvpress` (n_sink 4, lag 128), `official` (n_sink 16, lag 1024, as its code). Cost
-O(N D) per head. The official code leaves short prompts alone and works recursively while decoding;
-kvpress leaves ties between sinks and tail undefined and divides by zero on constant channels (here:
-the range is at least 1e-6).
+Formula and published settings: docs/methods/lagkv.md. The automatic lag follows the budget, because
+with a fixed one the sinks and the uncompared tail hold up to n_sink + 2 lag tokens, and smaller
+budgets would measure recency only.
 """
 
 from __future__ import annotations

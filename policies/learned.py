@@ -2,12 +2,8 @@
 
 Score = the ranker's output for (key after RoPE, value, true position), greedy: no Gumbel noise; in
 a calibrated policy the logarithm of the importance of such tokens (`Calibration`). The weights are
-the averaged (EMA) ones, which is what training exports. Cost per layer: H small networks over N
-tokens, about 0.5 MFLOP per token and head at hidden 256 (next to a prefill: docs/results/speed.md),
-in bfloat16 where the policy's weights are. No query and no attention is read, unless the policy was
-trained with the input `recent`: the last 32 queries then.
-Differences to the released code: none in scoring; protection of sinks and recents is `kvp.ranking`.
-Files are `policies.policy_files`.
+the averaged (EMA) ones. Cost: docs/results/speed.md. No query and no attention is read, unless the
+policy was trained with the input `recent`: the last 32 queries then.
 """
 
 from __future__ import annotations

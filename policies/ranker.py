@@ -1,30 +1,19 @@
 """The learned rankers: one small network per KV head, all of them in one module.
 
 A ranker maps a cached token (key after RoPE, value, position) to a score; it sees no query and no
-attention (KVP paper, section 3), unless it has the input `recent`. Inputs may be left out to
-measure what they contribute: a ranker without an input has neither its columns nor its parameters.
-What is left out: sampling and losses (`train`) and files (`policy_files`).
+attention (KVP paper, section 3), unless it has the input `recent`. docs/formats.md defines the
+network and its features. An input that is left out has neither its columns nor its parameters.
 
-Architecture: key and value each Linear D -> hidden + LayerNorm; position features -> LayerNorm;
-concatenate; two blocks of Linear -> hidden, LayerNorm, SiLU; Linear -> 1. With `neighbours` R a
-further Linear -> 2 R + 1 gives what the token adds to the scores of those at distances -R to R: a
-value is needed because of the key before it. With hidden = 256, D = 128 and a position table of
-12,000 rows of 32 this is the paper's "two layers of 256, about 650K parameters"; the network
-without a table has 273,729. `paper` looks positions up in such a table (rows beyond the trained
-length are never trained); `fourier` replaces it by features of a few columns. Neither ranks well
-far beyond the lengths of its training, unless a `reach` hides how far a token is from both ends.
+With hidden = 256, D = 128 and a position table of 12,000 rows of 32 this is the paper's "two layers
+of 256, about 650K parameters"; the network without a table has 273,729. `paper` looks positions up
+in such a table (rows beyond the trained length are never trained); `fourier` replaces it by
+features of a few columns. Neither ranks well far beyond the lengths of its training, unless a
+`reach` hides how far a token is from both ends.
 
-Arithmetic: every weight has the head as its first axis, `[A, in, out]`, so that all heads train as
-one job on a GPU; on a CPU the same runs head by head, which is faster there (better cache
-locality). Where weights are bfloat16, so are the products with keys and values, of the blocks and
-for neighbours; inputs are standardised, positions and `recent` projected, and scores computed and
-added up in float32.
-
-`recent` says what the last queries attend to. For the last 1, 4, 16 and 32 queries: mean attention
-over queries and the heads of the group, of the token and as the largest of the 7, 31 and 63 tokens
-around it (SnapKV's pooling over positions); for 32 the largest attention, too. All are logarithms
-of multiples of the uniform share 1 / N, so that lengths compare, and at least -7. Last comes
-whether the token is one of the 32.
+Every weight has the head as its first axis, `[A, in, out]`, so that all heads train as one job on a
+GPU; on a CPU the same runs head by head, which is faster there (better cache locality). Where
+weights are bfloat16, so are the products with keys and values, of the blocks and for neighbours;
+all else is float32.
 """
 
 from __future__ import annotations

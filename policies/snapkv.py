@@ -1,18 +1,7 @@
 """SnapKV (arXiv 2404.14469): what the last tokens of the prompt attend to.
 
-Formula: A[j, i] = causal softmax attention of the last `window` queries over all N keys. For tokens
-before the window, per query head: mean over the window's queries, 1-D pooling over positions
-(`kernel`, stride 1, same padding: `avg` pads with zeros and divides by `kernel` at the edges, `max`
-ignores the padding), then the mean over the G query heads of the KV head (as kvpress; AdaKV's and
-KVCache-Factory's code average before pooling). Tokens of the window always come first, newest
-first.
-
-Defaults: window `auto` = min(32, max(1, budget // 4)), so that a small budget is not spent on the
-window itself; kernel 5, max. Presets: `kvpress` (64, 5, avg: its class, and the class of the
-official code), `paper` (32, 7, max: its LongBench configuration, which EvolKV and ContrastKV
-compare with), `official` (32, 5, avg: what the official code gives a model). Cost O(G window N D)
-per KV head. The official code selects per query head from a repeated cache, which a grouped cache
-cannot hold. With N <= window every token is in the window: recency, where kvpress refuses.
+Formula and published settings: docs/methods/snapkv.md. The automatic window follows the budget, so
+that a small one is not spent on the window itself. With no more tokens than the window: recency.
 """
 
 from __future__ import annotations

@@ -1,13 +1,4 @@
-"""StreamingLLM (arXiv 2309.17453): attention sinks and the most recent tokens.
-
-Formula: keep the first `n_sink` tokens and the latest budget - n_sink. As a ranking: sink 0, 1,
-..., then the newest token, the one before it, and so on. Default n_sink = 4 (paper and kvpress).
-Cost: none. Where the budget is small, only min(n_sink, budget // 2) tokens count as sinks, so that
-recent ones survive (no paper says); preset `kvpress` counts all, as its code does. The official
-code also moves the kept keys to positions inside its rolling cache; here every method keeps true
-positions. What KVCache-Factory and the WindowKV paper call StreamingLLM keeps the last w tokens and
-fills the budget with first tokens: `streaming_llm(n_sink=C-w,keep_recents=false)`.
-"""
+"""StreamingLLM (arXiv 2309.17453): first tokens and the latest (docs/methods/streaming_llm.md)."""
 
 from __future__ import annotations
 

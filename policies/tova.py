@@ -1,12 +1,4 @@
-"""TOVA (arXiv 2401.06104): keep what the last token attends to.
-
-Formula: score_i = mean over *all* Q query heads of the layer of the last token's attention A[N-1,
-i]; so every KV head of a layer keeps the same tokens. Options: `per_kv_head` averages over the G
-heads of each KV head instead; `force_last` puts the last token first whatever its attention.
-Preset `kvpress`: force_last, as its code does and the official code does not. Cost O(N D) per
-query head. The paper drops one token per decoding step; here the ranking is used once after
-prefill.
-"""
+"""TOVA (arXiv 2401.06104): what the last token attends to (docs/methods/tova.md)."""
 
 from __future__ import annotations
 

@@ -1,27 +1,8 @@
 """WindowKV (arXiv 2503.17922): whole windows of the context, selected once per group of layers.
 
-Formula, per layer, the same for all its heads:
-1. The last `observed` tokens (alpha) are the observation window and come first, newest first.
-2. t_j = mean over all Q query heads and the alpha observation queries of the softmax attention
-   A[i, j], for every token j before them.
-3. They are split into windows of `window` tokens (omega), the last one padded with zeros, and
-   s_k = sum of the `top` largest t_j of window k / min(top, omega). All of the window
-   (top = omega) to localise information (`qa`), fewer to aggregate it.
-4. Windows are taken by s_k; inside a window tokens are ranked by t_j. Ties go to the newer one.
-5. Layers share the choice of the first of their group (`group`, `Needs.layer_group`).
-So alpha + m omega tokens are the paper's set of m windows. Between such sizes its code leaves slack
-unused; here the next window's best tokens fill it. alpha counts inside the budget, where the code
-adds it. How the budget falls off over the layers is the allocator's: `windowkv+windowkv`.
-
-Settings of the paper, by model and task: `qwen` (Qwen2.5-1.5B; omega 32, alpha 4 for qa and 16 for
-aggregation), `llama` (Llama-3-8B; omega 8, alpha 16 for qa, omega 16, alpha 32 for aggregation);
-top for aggregation is omega / 2, as its code has it. Default: `qwen`, task qa, groups as in the
-paper (7 of 28 layers, 8 of 32). Preset `llama`. The paper does not say how heads are averaged:
-here t is averaged before the top is taken, with `per_head` after, as its code does (the same where
-top = omega). The code's demonstration swaps the settings of the two tasks; this follows the paper.
-The task is named; recipes/windowkv has scorers that tell it by the prompt's words or by a trained
-classifier, as the paper does. Scores are ranks, so they say nothing across layers. Cost O(Q alpha N
-D) per group of layers.
+Formula, settings of the paper, and where its code differs: docs/methods/windowkv.md. Where alpha +
+m omega tokens are the paper's set of m windows, sizes between are filled with the next window's
+best tokens; alpha counts inside the budget. Scores are ranks, so they say nothing across layers.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-"""The two training recipes as code.
+"""The two training recipes as code; docs/method.md compares them.
 
-`fourier`, all defaults of `Recipe`: positions as features, 31 tokens on either side that add to a
-token's score, what the last 32 queries attend to, keys as seen from the end of the cache, places
-farther than 256 tokens from both ends alike, Muon, and
-the listwise loss on the largest attention of the future, replies first
-(docs/results/smollm2_details.md).
-The loss needs no rankings (`permutations` and `reward` are for `--objective rloo`).
-
-`paper` follows the KVP paper (section 3, Algorithm 1, appendix A.2) and, where the paper is silent,
-the facts known about its released code. Differences that remain:
+`fourier` is all defaults of `Recipe` (docs/results/smollm2_details.md). `paper` follows the KVP
+paper (section 3, Algorithm 1, appendix A.2) and, where the paper is silent, the facts known about
+its released code. Differences that remain:
 
 - RLOO baselines are taken within one context (Algorithm 1). The released code draws one permutation
   of each of 128 sequences and takes the mean over sequences; 16 contexts x 8 permutations keep its

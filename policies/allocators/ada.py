@@ -1,14 +1,4 @@
-"""AdaKV (arXiv 2407.11550): the heads of a layer compete for the layer's budget.
-
-Formula, per layer with H heads and C tokens per head: the best floor(safeguard C) tokens of every
-head are kept; the rest of the H C tokens are the best remaining ones of all heads together. Every
-layer keeps exactly H C. The protected tokens of a head are always among its kept ones. This is the
-form of kvpress (0.5.5), default safeguard 0.2 as there and in the authors' scripts.
-
-Scores must compare across the heads of a layer: attention does (snapkv, tova, h2o, kvzip,
-contrastkv), and so do policies that kvp train calibrated; norms and cosines (knorm, keydiff) are
-on a different scale per head. Cost O(H N) per layer.
-"""
+"""AdaKV (arXiv 2407.11550): heads of a layer compete for its budget (docs/methods/ada.md)."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
-"""EvolKV's budgets: tokens per layer, chosen once, for any later budget (paper, section 3).
+"""EvolKV's budgets: tokens per layer, chosen once, for any later budget (docs/methods/evolved.md).
 
-Counts k_i become b_i = k_i T / A with A = sum of k, T = budget times layers, the paper's
-completion. Costs nothing. Differences to the paper: it rounds every b_i up and so overshoots T by
-up to L - 1 tokens (`rounding=faithful`); by default the sum is exact, by largest remainders.
-
-`kvp evolve` chooses the counts and writes them as a sealed budget file (docs/formats.md). A file
-names the model it was made for but is refused only for another number of layers or KV heads:
-fine-tuned models may use it.
+`kvp evolve` writes the counts as a sealed budget file (docs/formats.md). A file names the model it
+was made for but is refused only for another number of layers or KV heads: fine-tuned models may use
+it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,6 @@
 """All heads of the model compete for one budget (KVzip, arXiv 2505.23416, section 3.4).
 
-Formula: of L layers with H heads and C tokens per head on average, the best floor(safeguard C)
-tokens of every head are kept; the rest of the L H C tokens are the best remaining ones of the whole
-model. The protected tokens of a head are always among its kept ones, and a head keeps at least one.
-
-Default safeguard 0.2, as AdaKV's: without one, small budgets can leave whole heads with nothing but
-protected tokens. Preset `kvzip` has none, as published; KVzip and kvpress (0.5.5) count per layer
-first and then select in the layer over its heads, which is the same set but for ties.
-
-Scores must compare across layers, too: KVzip's and ContrastKV's largest attention does, and so do
-policies that kvp train calibrated. Cost O(L H N).
+Rule and published settings: docs/methods/global.md.
 """
 
 from __future__ import annotations

@@ -1,15 +1,6 @@
 """PyramidKV (arXiv 2406.02069): budgets fall linearly from the lowest layer to the highest.
 
-Formula, C tokens per head on average, w of them a window that every layer has (its most recent
-tokens), B = C - w, cache of N: the highest layer gets low = B / beta, the lowest high = 2 B - low,
-at most N - w (then low = 2 B - high); layers between lie on the line; w more for each. All heads of
-a layer get the same. Exact sum by largest remainders; what the protected tokens or N take away is
-shared by the other layers. Defaults beta 20, w 8. The published method scores as SnapKV:
-`snapkv+pyramid`.
-
-Published code rounds in its own ways: KVCache-Factory's steps leave the higher layers more than the
-line (a mean of 133.5 for C = 128 and of 526 for 512, 32 layers), which breaks equal budgets. Cost:
-nothing per token.
+Rule and published code: docs/methods/pyramid.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """All heads and layers keep the same tokens, as engines with one list of tokens need it.
 
-Formula, C tokens: the scores of a token in all heads of all layers become one number
-(`kvp.ranking.pooled_scores`), and every head keeps the C best tokens by it. Ties go to the newer
-token. Cost: one ranking, O(L H N).
+Rule: docs/methods/shared.md. Ties go to the newer token.
 """
 
 from __future__ import annotations

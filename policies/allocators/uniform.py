@@ -1,8 +1,4 @@
-"""The same number of tokens in every head: the default of every method.
-
-As K-Norm is published (arXiv 2406.11430, preset `knorm`), first layers may be `whole`, inside the
-budget; the others share what is left, but keep the protected tokens, at least one.
-"""
+"""The same number of tokens in every head: the default of every method."""
 
 from __future__ import annotations
 

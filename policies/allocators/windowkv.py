@@ -1,17 +1,6 @@
 """WindowKV's budgets (arXiv 2503.17922): they fall from one group of layers to the next.
 
-Formula, C tokens per head on average, groups of gamma layers: the highest group gets top tokens per
-layer and head, the lowest 2 C - top, groups between lie on the line; equal for all layers of a
-group and all their heads, but for one token where the exact sum needs it. Paper and code differ:
-
-- `rule=code` (default): top = C gamma / lambda (never more than C), so that larger groups have more
-  even budgets, as its appendix says;
-- `rule=paper`: top = C / lambda, whatever gamma.
-
-Defaults: lambda 14; groups as the scorer `windowkv` has them (7 of 28 layers, 8 of 32, the last one
-shorter where they do not divide). The code rounds top and steps down, to a mean of 513 for C = 512
-and 4 groups of 7, and adds its observation window; here that counts inside. Cost: nothing per
-token.
+Rule, and where paper and code differ: docs/methods/windowkv_rule.md.
 """
 
 from __future__ import annotations

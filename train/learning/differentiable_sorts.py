@@ -1,24 +1,16 @@
 """Differentiable sorting: the control the KVP paper trains (its appendix), and a fairer variant.
 
 Scores are standardised per context, so that a temperature means the same for every head. The loss
-of the softened ranks, `--sort_loss`:
+of the softened ranks, `--sort_loss`, is `ranks`, the mean squared error against the true ranks over
+N^2 (the paper's ablation), or `cost`, the softened cost that RLOO minimises, normalised to `skill`.
 
-- `ranks`: mean squared error against the true ranks, over N^2 (the paper's ablation). All ranks
-  count equally, though nearly all tokens get no attention and their order means nothing.
-- `cost`: the softened version of the cost that RLOO minimises, normalised to `skill`.
-
-Three relaxations of the ranks of one context, rank 1 for the largest score. All take scores
-[..., N] float32 or float64, are equivariant under permutations of the tokens, do not change when
-all scores shift, and become the hard ranks where their strength goes to 0.
-
-- `soft_rank`: Euclidean projection onto the permutahedron (Blondel et al. 2020, arXiv 2002.08871).
-  The entropic projection of that paper is left out: it is as hard below a finite strength and as
-  constant above. The KVP paper does not say which one it used.
-- `soft_sort`: Prillo and Eisenschlos 2020 (arXiv 2006.16038).
-- `neural_sort`: Grover et al. 2019 (arXiv 1903.08850).
-
-The last two give a row-stochastic matrix [..., N, N], row r for the token at rank r + 1, in O(N^2)
-memory.
+Relaxations take the scores of a context [..., N] float32 or float64 (rank 1 for the largest), are
+equivariant under permutations of the tokens, do not change when all scores shift, and become the
+hard ranks where their strength goes to 0. The KVP paper does not say which one it used. `soft_rank`
+(Blondel et al. 2020, arXiv 2002.08871, the Euclidean projection: the entropic one is as hard below
+a finite strength and as constant above) gives ranks; `soft_sort` (Prillo and Eisenschlos 2020,
+arXiv 2006.16038) and `neural_sort` (Grover et al. 2019, arXiv 1903.08850) a row-stochastic matrix
+[..., N, N], row r for the token at rank r + 1, in O(N^2) memory.
 """
 
 from __future__ import annotations
