@@ -352,12 +352,6 @@ def head_shapes(spec: RankerSpec) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape[1:]) for name, tensor in states.items()}
 
 
-def parameters_per_head(spec: RankerSpec) -> int:
-    """Number of trained values of one head's ranker, however it was trained."""
-    shapes = head_shapes(spec).items()
-    return sum(math.prod(shape) for name, shape in shapes if name not in STATISTICS)
-
-
 def bytes_per_token(spec: RankerSpec) -> int:
     """Bytes one head needs per token for activations and the temporaries of their backward pass.
 

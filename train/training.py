@@ -37,7 +37,7 @@ from train.job.fit import fit
 from train.job.prepare import Job
 from train.job.summary import CHARTS, means_by_layer, print_start
 from train.learning.initial_rankers import random_rankers
-from train.learning.losses import Batch, losses_of, mean_of_counted, objective_of, top_entropy
+from train.learning.losses import Batch, losses_of, objective_of
 from train.learning.optim import (
     Muon,
     average_decay,
@@ -163,10 +163,8 @@ class RankerTraining(pl.LightningModule):
             model_heads=self._model_heads,
         )
         losses, logged = losses_of(self._objective, batch, recipe)
-        entropy = torch.stack([top_entropy(score.detach()) for score in batch.scores])  # [C, A]
         metrics = {
             "train/loss": float(losses.detach().mean()),
-            "train/entropy": float(mean_of_counted(entropy, counted)),
             "train/flat_share": float(1 - counted.float().mean()),
             **logged,
         }

@@ -61,31 +61,26 @@ def print_summary(
     weakest = "" if len(names) <= SHOWN_HEADS else f"; the {SHOWN_HEADS} heads of least skill"
     table = Table(
         title=f"{result.contexts} held-out contexts, all later attention{weakest}",
-        caption=(
-            "skill in keeping attention: 0 random, 1 ideal order of the tokens that are not "
-            "protected; lost: attention at a budget; excess: beyond the ideal order, mean"
-        ),
+        caption="skill in keeping attention: 0 random, 1 ideal order; lost: attention at a budget",
         box=SIMPLE,
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    for column in ("head", "skill", "excess", *(f"lost\n{budget}" for budget in SHOWN_BUDGETS)):
+    for column in ("head", "skill", *(f"lost\n{budget}" for budget in SHOWN_BUDGETS)):
         table.add_column(column, justify="right")
-    for column in ("best heuristic", "params", "step"):
+    for column in ("best heuristic", "step"):
         table.add_column(column, justify="right", no_wrap=True)
-    columns = [result.skill, result.excess, *(result.lost[budget] for budget in SHOWN_BUDGETS)]
+    columns = [result.skill, *(result.lost[budget] for budget in SHOWN_BUDGETS)]
     order = sorted(range(len(names)), key=result.skill.nan_to_num(2.0).tolist().__getitem__)
     for index in sorted(order[:SHOWN_HEADS]):
-        name = names[index]
         numbers = [f"{float(column[index]):.3f}" for column in columns]
         heuristic = "" if (pair := best[index]) is None else f"{pair[0]} {pair[1]:.3f}"
-        step = str(int(best_step[index]))
-        table.add_row(name, *numbers, heuristic, f"{result.parameters:,}", step)
+        table.add_row(names[index], *numbers, heuristic, str(int(best_step[index])))
     table.add_section()
     means = [f"{float(column.nanmean()):.3f}" for column in columns]
     skills = [pair[1] for pair in best if pair is not None]
     mean = f"{sum(skills) / len(skills):.3f}" if skills else ""
-    table.add_row("all", *means, mean, "", "")
+    table.add_row("all", *means, mean, "")
     Console().print(table)
     if result.contexts < FEWEST:
         print(f"No verdict from {result.contexts} held-out contexts: {FEWEST} are the least.")

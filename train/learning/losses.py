@@ -91,13 +91,6 @@ def mean_of_counted(values: Tensor, counted: Tensor) -> Tensor:
     return values.where(counted, 0.0).sum() / counted.sum().clamp_min(1)
 
 
-def top_entropy(scores: Tensor) -> Tensor:
-    """Entropy of the first pick over that of a uniform pick: [A, N] -> [A], in [0, 1]."""
-    log_share = scores.log_softmax(-1)  # [A, N]
-    entropy = -(log_share.exp() * log_share).sum(-1)  # [A], nats
-    return entropy / torch.tensor(float(scores.shape[-1])).log()
-
-
 def listwise_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
     """Cross-entropy between the tokens' shares of the importance and softmax of the scores, [A].
 

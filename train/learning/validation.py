@@ -20,10 +20,10 @@ from torch import Tensor
 
 from kvp.budgets import parse_budgets
 from kvp.geometry import Geometry
-from kvp.metrics import area, attention_lost, grid_budgets, lost_importance, skill
+from kvp.metrics import attention_lost, grid_budgets, lost_importance, skill
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import View, group_budgets, score_layers
-from policies.ranker import HeadRankers, parameters_per_head
+from policies.ranker import HeadRankers
 from policies.registry import METHODS, attention_free
 from train.data.contexts import RankingContext, scores_of
 
@@ -40,35 +40,18 @@ class HeldOut:
     skill: Tensor
     """[A] float32 share of the way from a random to the ideal ranking, <= 1; NaN for heads without
     signal in every context."""
-    area: Tensor
-    """[A] float32 mean over budgets 0..N of the attention lost, as a fraction of all (E_b / W)."""
-    oracle_area: Tensor
-    """[A] float32, the same for the ranking by the true importance."""
     lost: Mapping[str, Tensor]
     """Per reported budget: [A] float32 fraction of the attention lost at it."""
     contexts: int
     """Held-out contexts the means are over."""
-    parameters: int
-    """Trained values of one head's ranker."""
     heuristics: Mapping[str, Tensor] = field(default_factory=dict)
     """Skill [A] float32 of attention-free heuristics on the same contexts; empty where they were
     not evaluated."""
 
-    @property
-    def excess(self) -> Tensor:
-        """[A] area - oracle_area, >= 0: the fraction of future attention that the policy loses
-        beyond what must be lost, mean over budgets.
-
-        A difference, not a quotient: where a few tokens get all the attention the oracle loses next
-        to nothing, and a quotient would make heads look bad that lose next to nothing, too.
-        """
-        return self.area - self.oracle_area
-
     def per_head(self) -> list[dict[str, float | str | None]]:
         """One JSON-ready mapping per KV head; null where a head has no signal."""
-        columns = {"skill": self.skill, "area": self.area, "oracle_area": self.oracle_area}
-        columns["excess"] = self.excess
-        columns |= {f"lost_at_{budget}": values for budget, values in self.lost.items()}
+        columns = {f"lost_at_{budget}": values for budget, values in self.lost.items()}
+        columns["skill"] = self.skill
         lists = {name: values.tolist() for name, values in columns.items()}
         heads: list[dict[str, float | str | None]] = []
         for index, best in enumerate(self.best_heuristics()):
@@ -76,7 +59,6 @@ class HeldOut:
                 name: None if values[index] != values[index] else values[index]
                 for name, values in lists.items()
             }
-            head["parameters"] = self.parameters
             if self.heuristics:
                 head["best_heuristic"], head["best_heuristic_skill"] = best or (None, None)
             heads.append(head)
@@ -107,7 +89,7 @@ def evaluate(
     heuristics: Heuristics | None = None,
 ) -> HeldOut:
     """Evaluate `rankers`, and heuristics where they are given; ValueError without contexts."""
-    skills, areas, oracles, compared = [], [], [], []
+    skills, compared = [], []
     losses: dict[str, list[Tensor]] = {str(budget): [] for budget in VALIDATED_BUDGETS}
     for context in contexts:
         importance, tokens = context.importance, context.length
@@ -116,9 +98,6 @@ def evaluate(
         lost = lost_importance(importance, ranked, UNPROTECTED)  # [A, N + 1]
         skills.append(skill(importance, lost))
         lost = lost_importance(importance, ranked, Protection())
-        areas.append(area(lost))
-        ideal = lost_importance(importance, [(importance, tokens)], Protection())
-        oracles.append(area(ideal))
         for budget in VALIDATED_BUDGETS:
             losses[str(budget)].append(attention_lost(lost)[:, budget.tokens(tokens)])
         if heuristics is not None:
@@ -128,11 +107,8 @@ def evaluate(
     means = torch.stack(compared).nanmean(0) if compared else ()
     return HeldOut(
         skill=torch.stack(skills).nanmean(0).float(),
-        area=torch.stack(areas).mean(0).float(),
-        oracle_area=torch.stack(oracles).mean(0).float(),
         lost={budget: torch.stack(values).mean(0).float() for budget, values in losses.items()},
         contexts=len(skills),
-        parameters=parameters_per_head(rankers.spec),
         heuristics={} if heuristics is None else dict(zip(heuristics.names, means, strict=True)),
     )
 

@@ -15,7 +15,6 @@ from train.learning.losses import (
     objective_of,
     policy_loss,
     squared_error,
-    top_entropy,
     within_context,
 )
 from train.recipe import PRESETS
@@ -56,11 +55,6 @@ def test_advantages_by_hand():
     expected = torch.tensor([[[-edge], [0.0], [edge]], [[0.0], [0.0], [0.0]]])
     torch.testing.assert_close(result, expected)
     assert advantages(rewards, counted, clip=0.5).abs().max() == 0.5
-
-
-def test_entropy_of_the_first_pick():
-    scores = torch.tensor([[0.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0]])
-    torch.testing.assert_close(top_entropy(scores), torch.tensor([1.0, 0.0]))
 
 
 def draw(*shape, seed=0):

@@ -41,7 +41,7 @@ def lost_by(order, importance):
     return np.array([importance[order[budget:]].sum() / total for budget in range(TOKENS + 1)])
 
 
-def test_areas_and_budgets_follow_the_protected_ranking(rankers):
+def test_attention_lost_follows_the_protected_ranking_and_skill_the_whole_one(rankers):
     one = context(peaked(1))
     result = evaluate(rankers, [one])
     scores = rankers(one.keys, one.values, one.positions, TOKENS).detach().double().numpy()
@@ -50,12 +50,7 @@ def test_areas_and_budgets_follow_the_protected_ranking(rankers):
         importance = one.importance[head].double().numpy()
         rest = range(4, 24)
         ours = lost_by(protected + sorted(rest, key=lambda i: -scores[head, i]), importance)
-        best = lost_by(protected + sorted(rest, key=lambda i: -importance[i]), importance)
-        assert result.area[head].item() == pytest.approx(ours.mean(), rel=1e-5)
-        assert result.oracle_area[head].item() == pytest.approx(best.mean(), rel=1e-5)
         assert result.lost["25%"][head].item() == pytest.approx(ours[10], rel=1e-5)
-        excess = result.per_head()[head]["excess"]
-        assert excess == pytest.approx(ours.mean() - best.mean(), rel=1e-4)
 
         # Skill is that of the ranking without protection.
         ranks = np.argsort(np.argsort(-scores[head]))
@@ -93,7 +88,6 @@ def test_evaluation_names_the_head_that_a_heuristic_ranks_better(rankers):
     head = result.per_head()[1]
     assert head["best_heuristic"] == "knorm"
     assert head["best_heuristic_skill"] == pytest.approx(1.0, abs=1e-4)
-    assert head["parameters"] == sum(x.numel() for x in rankers.parameters()) // HEADS
     assert "best_heuristic" not in alone.per_head()[1]
 
 
