@@ -97,18 +97,15 @@ class RankerSpec:
             raise ValueError(
                 f"inputs of a ranker are some of {', '.join(INPUTS)}, once each, got {given!r}"
             )
-        if paper and inputs not in (TOKEN_INPUTS, PAPER_INPUTS):
+        turned = tuple(self.key_frequencies)
+        only_fourier = turned or self.neighbours or self.reach
+        if paper and (only_fourier or inputs not in (TOKEN_INPUTS, PAPER_INPUTS)):
             raise ValueError(
-                f"inputs of the paper architecture are always {', '.join(PAPER_INPUTS)}, "
-                f"got {', '.join(inputs)}: leave inputs out with fourier"
+                f"the paper architecture always has the inputs {', '.join(PAPER_INPUTS)}, and no "
+                "key_frequencies, neighbours or reach: choose fourier"
             )
         object.__setattr__(self, "inputs", PAPER_INPUTS if paper else inputs)
-        turned = tuple(self.key_frequencies)
         object.__setattr__(self, "key_frequencies", turned)
-        if (turned or self.neighbours or self.reach) and paper:
-            raise ValueError(
-                "key_frequencies, neighbours and reach of a ranker need the fourier network"
-            )
         if 2 * len(turned) > (self.head_dim if "key" in inputs else 0) or not all(
             isinstance(value, float) and 0 <= value <= 2**20 for value in turned
         ):

@@ -50,12 +50,10 @@ def print_start(job: Job, rankers: HeadRankers) -> None:
     )
 
 
-def print_summary(
-    result: HeldOut, best_step: Tensor, geometry: Geometry, heads: range | None = None
-) -> None:
+def print_summary(result: HeldOut, best_step: Tensor, geometry: Geometry, heads: range) -> None:
     """Print the held-out metrics of the exported weights, and where a heuristic is as good.
 
-    `best_step` is [A] int64; `heads` are those of the model that it is about, None for all.
+    `best_step` is [A] int64; `heads` are those of the model that it is about.
     """
     best, names = result.best_heuristics(), head_names(geometry, heads)
     weakest = "" if len(names) <= SHOWN_HEADS else f"; the {SHOWN_HEADS} heads of least skill"
@@ -91,11 +89,10 @@ def print_summary(
         )
 
 
-def head_names(geometry: Geometry, heads: range | None = None) -> list[str]:
+def head_names(geometry: Geometry, heads: range) -> list[str]:
     """Names of heads, LAYER.HEAD, the layer as the model counts it, from 0."""
-    indices = range(geometry.total_kv_heads) if heads is None else heads
     layers, width = geometry.model_layers, geometry.kv_heads
-    return [f"{layers[index // width]}.{index % width}" for index in indices]
+    return [f"{layers[head // width]}.{head % width}" for head in heads]
 
 
 def means_by_layer(held_out: HeldOut, geometry: Geometry, heads: range) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ key of KeyDiff and the partitions of LagKV differ by that token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -45,8 +46,7 @@ class HeldOut:
     contexts: int
     """Held-out contexts the means are over."""
     heuristics: Mapping[str, Tensor] = field(default_factory=dict)
-    """Skill [A] float32 of attention-free heuristics on the same contexts; empty where they were
-    not evaluated."""
+    """Skill [A] float32 of attention-free heuristics on the same contexts."""
 
     def per_head(self) -> list[dict[str, float | str | None]]:
         """One JSON-ready mapping per KV head; null where a head has no signal."""
@@ -55,23 +55,18 @@ class HeldOut:
         lists = {name: values.tolist() for name, values in columns.items()}
         heads: list[dict[str, float | str | None]] = []
         for index, best in enumerate(self.best_heuristics()):
-            head: dict[str, float | str | None] = {
-                name: None if values[index] != values[index] else values[index]
-                for name, values in lists.items()
-            }
-            if self.heuristics:
-                head["best_heuristic"], head["best_heuristic_skill"] = best or (None, None)
-            heads.append(head)
+            name, best_skill = best or (None, None)
+            heads.append({"best_heuristic": name, "best_heuristic_skill": best_skill})
+            for column, values in lists.items():
+                heads[-1][column] = None if math.isnan(values[index]) else values[index]
         return heads
 
     def best_heuristics(self) -> list[tuple[str, float] | None]:
-        """Best heuristic of every head and its skill; None without signal or without any."""
-        if not self.heuristics:
-            return [None] * len(self.skill)
+        """Best heuristic of every head and its skill; None without signal."""
         names = list(self.heuristics)
         skills, indices = torch.stack([*self.heuristics.values()]).max(0)
         return [
-            None if skill != skill else (names[index], skill)
+            None if math.isnan(skill) else (names[index], skill)
             for skill, index in zip(skills.tolist(), indices.tolist(), strict=True)
         ]
 
@@ -116,10 +111,9 @@ def evaluate(
 class Heuristics:
     """The attention-free heuristics of the registry, for some heads of a model."""
 
-    def __init__(self, geometry: Geometry, heads: range | None = None) -> None:
-        """Expect contexts of these consecutive `heads` of a model, of all for None."""
-        self._geometry = geometry
-        self._heads = range(geometry.total_kv_heads) if heads is None else heads
+    def __init__(self, geometry: Geometry, heads: range) -> None:
+        """Expect contexts of these consecutive `heads` of a model."""
+        self._geometry, self._heads = geometry, heads
         self.names = [name for name in METHODS if attention_free(name) and name not in _SAME]
 
     @torch.no_grad()
