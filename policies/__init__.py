@@ -11,7 +11,14 @@ from kvp.errors import UsageError
 from kvp.plugins import did_you_mean
 from kvp.program.names import split_method
 from policies.policy_files import load_policy
-from policies.registry import METHODS, make_allocator, make_method, make_scorer, sizes_itself
+from policies.registry import (
+    METHODS,
+    both_sides,
+    make_allocator,
+    make_method,
+    make_scorer,
+    sizes_itself,
+)
 from policies.sources import BUNDLED
 
 __all__ = [
@@ -33,10 +40,7 @@ def resolve_method(scorer: Any, allocator: Any = None) -> tuple[Any, Any]:  # no
     A policy is named as for `load_policy`; a side that is an object stays as it is. Without an
     allocator there is None. Raises as `make_method` and `load_policy`.
     """
-    left, right = split_method(scorer) if isinstance(scorer, str) else (scorer, None)
-    if right is not None and allocator is not None:
-        raise UsageError(f"{scorer}: the allocator is given twice")
-    rule = allocator if right is None else right
+    left, rule = both_sides(scorer, allocator)
     if isinstance(left, str):
         if left in _INSTEAD:
             raise UsageError(f"unknown method {left!r}: {_INSTEAD[left]}")

@@ -41,13 +41,8 @@ RECENT_QUERIES = 32
 _WINDOWS = (1, 4, 16, RECENT_QUERIES)
 _KERNELS = (7, 31, 63)
 _FLOOR = 1e-3
-RECENT_FEATURES = (
-    *(f"log mean attention of {w} queries{p}" for w in _WINDOWS
-      for p in ("", *(f", largest of {k} tokens" for k in _KERNELS))),
-    f"log largest attention of {RECENT_QUERIES} queries",
-    f"one of the last {RECENT_QUERIES} tokens",
-)  # fmt: skip
-"""The columns, in order."""
+RECENT_FEATURES = len(_WINDOWS) * (1 + len(_KERNELS)) + 2
+"""Columns of `recent_features`."""
 STATISTICS = frozenset(f"{name}_{part}" for name in ("key", "value") for part in ("mean", "std"))
 """Names of the statistics that inputs are standardised with: float32, whatever the weights are."""
 _EPSILON = 1e-6
@@ -205,7 +200,7 @@ class HeadRankers(nn.Module):
         super().__init__()
         self.spec = spec
         self.total_kv_heads = heads
-        given = {"key": spec.head_dim, "value": spec.head_dim, "recent": len(RECENT_FEATURES)}
+        given = {"key": spec.head_dim, "value": spec.head_dim, "recent": RECENT_FEATURES}
         given["position"] = spec.position_features
         vectors = [name for name in ("key", "value") if name in spec.projected]
         sizes = dict.fromkeys(spec.projected, spec.position_width)
@@ -460,7 +455,7 @@ def _norm(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
 
 
 def recent_features(queries: Tensor, keys: Tensor) -> Tensor:
-    """Features of every token: float32 [B, H, N, len(RECENT_FEATURES)].
+    """Features of every token: float32 [B, H, N, RECENT_FEATURES].
 
     `queries` [B, Q, W, D] are those of the last W tokens (more than `RECENT_QUERIES` are not read),
     `keys` [B, H, N, D] of all of them; both after RoPE.

@@ -185,6 +185,14 @@ def make_allocator(spec: str | Specification | Allocator | type[Allocator]) -> A
     return allocator
 
 
+def both_sides(spec: Any, allocator: Any) -> tuple[Any, Any]:  # noqa: ANN401
+    """Scorer and allocator of `SCORER[+ALLOCATOR]`, or of two sides; UsageError for three."""
+    left, right = split_method(spec) if isinstance(spec, str) else (spec, None)
+    if right is not None and allocator is not None:
+        raise UsageError(f"{spec}: the allocator is given twice")
+    return left, allocator if right is None else right
+
+
 class ScorerAndAllocator(NamedTuple):
     """Both sides of a method; printed as `--methods` accepts it."""
 
@@ -204,10 +212,7 @@ def make_method(
     `make_allocator`; UsageError, too, when both are given, and when the allocator takes the sizes
     of a scorer that has none.
     """
-    left, right = split_method(spec) if isinstance(spec, str) else (spec, None)
-    if right is not None and allocator is not None:
-        raise UsageError(f"{spec}: the allocator is given twice")
-    rule = allocator if right is None else right
+    left, rule = both_sides(spec, allocator)
     scorer, made = make_scorer(left), make_allocator("uniform" if rule is None else rule)
     if sizes_itself(made) and not isinstance(scorer, SelfSizing):
         raise UsageError(

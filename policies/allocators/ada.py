@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from kvp.ranking import Request, winners
-from policies.base import SHARES, BaseAllocator, Grid, Limits, Presets
+from policies.base import SHARES, BaseAllocator, Grid, Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,6 @@ class Ada(BaseAllocator):
     line: ClassVar[str] = "the heads of a layer compete, each with a safeguard"
     cost: ClassVar[str] = "a selection per layer, O(H N)"
     reads: ClassVar[str] = "scores that compare within a layer"
-    presets: ClassVar[Presets] = {"kvpress": {}}
     limits: ClassVar[Limits] = {"safeguard": (0, 1)}
     grid: ClassVar[Grid] = {"safeguard": SHARES}
 

@@ -29,10 +29,10 @@ def attention(queries, keys, head):
 
 
 @pytest.mark.parametrize("tokens", [1, 9, 50])
-def test_columns_are_what_their_names_say(tokens):
+def test_columns_are_attention_pooled_and_largest(tokens):
     queries, keys = tensors(tokens)
     features = recent_features(queries, keys)
-    assert features.shape == (2, 2, tokens, len(RECENT_FEATURES))
+    assert features.shape == (2, 2, tokens, RECENT_FEATURES)
     for entry, head in ((0, 0), (1, 1)):
         paid = attention(queries[entry], keys[entry], head)
         columns = []

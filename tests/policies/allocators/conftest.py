@@ -3,23 +3,7 @@
 import pytest
 import torch
 
-from kvp.ranking import Protection, Request, protected_scores
-
-
-@pytest.fixture
-def request_of():
-    """Request as `kvp.hf` makes it: scores [L, H, N] (lists will do), budget, protection."""
-
-    def make(scores, budget, protection=None):
-        protection = protection or Protection(sinks=0, recents=0)
-        tensor = torch.as_tensor(scores, dtype=torch.float32)
-        return Request(
-            scores=protected_scores(tensor, protection),
-            budget=budget,
-            floor=max(1, min(tensor.shape[-1], protection.tokens)),
-        )
-
-    return make
+from kvp.ranking import Request
 
 
 @pytest.fixture
