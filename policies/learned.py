@@ -33,11 +33,10 @@ CPU_BLOCK = 1024
 class Calibration:
     """Per KV head a monotone map from ranker scores to a scale that all heads share.
 
-    Scores of different heads are not comparable: a ranking does not change when all scores of a
-    head shift. The map gives the logarithm of the importance of tokens with that score on held-out
-    traces (`train.learning.calibration` fits it), so that one threshold can serve all heads. It is
-    piecewise linear between the K >= 2 knots of each of A heads, goes on beyond them with its end
-    slopes, and never changes a head's ranking (but for scores that float32 cannot separate).
+    It gives the logarithm of the importance of tokens with a score on held-out traces
+    (`train.learning.calibration` fits it). It is piecewise linear between the K >= 2 knots of each
+    of A heads, goes on beyond them with its end slopes, and never changes a head's ranking (but for
+    scores that float32 cannot separate).
     """
 
     target: str

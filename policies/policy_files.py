@@ -160,12 +160,8 @@ def save_policy(
     """Write a policy; files that are not a policy's stay.
 
     With `meta.heads` the directory is a shard. Programs claim the directory first (`POLICY`).
-    Weights are written as they are, float32 or bfloat16.
-
-    Raises:
-        ValueError: `rankers` are not one ranker per head of `meta`, or have weights of other types,
-            or `meta` holds what nobody would read.
-        PolicyError: the directory is a file, or holds a policy.
+    Weights are written as they are. Raises ValueError unless `rankers` are one ranker per head of
+    `meta`, of float32 or bfloat16, PolicyError where the directory is a file or holds a policy.
     """
     geometry, spec, heads = meta.geometry, rankers.spec, meta.head_range
     if (rankers.total_kv_heads, spec.head_dim) != (len(heads), geometry.head_dim):
@@ -213,9 +209,8 @@ def save_policy(
 def load_policy(name: str | Path | PolicySource) -> LearnedScorer:
     """Load a policy as a scorer.
 
-    `name` is a policy directory, `nano` (the bundled policy) or a repository of the hub, `org/name`
-    or `org/name@revision`; a path that exists wins. Raises PolicyError, which names the file that
-    is wrong and how, and as `policies.sources.find_policy`.
+    `name` as for `policies.sources.find_policy`. Raises PolicyError, which names the file that is
+    wrong and how.
     """
     whole = load_shard(name)
     meta = whole.meta

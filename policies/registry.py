@@ -136,17 +136,11 @@ def attention_free(method: str) -> bool:
 
 
 def make_scorer(spec: str | Specification | Scorer | type[Scorer], **options: Value) -> Scorer:
-    """Build a scorer.
+    """Build a scorer from a specification, also parsed, or a class; a scorer is returned.
 
-    Args:
-        spec: a specification (`snapkv`, `snapkv:paper`, `snapkv(window=16)`,
-            `kvzap:FOLDER`, `package.module:Name`), also parsed, a scorer, which is returned, or a
-            class of scorers.
-        options: override those of the specification.
-
-    Raises:
-        UsageError: in one line, on an unknown method, preset or option, a value that is not
-            allowed, an object that cannot be used or takes a built-in name.
+    `options` override those of the specification. Raises UsageError, in one line, on an unknown
+    method, preset or option, a value that is not allowed, an object that cannot be used or takes a
+    built-in name.
     """
     thing, label = spec, f"method {_label(spec)}"
     if isinstance(spec, str | Specification):

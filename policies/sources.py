@@ -65,11 +65,7 @@ def find_policy(name: str | Path) -> PolicySource:
 
     A path that exists wins; then the names of the bundled policies, and `org/name` or
     `org/name@revision` a repository of the hub, which is downloaded unless it is in the cache, as
-    is a policy at an address of an object store. Any other text is refused.
-
-    Raises:
-        PolicyError: there is no such folder; the repository or its revision does not exist, needs a
-            permission, cannot be reached, or holds no policy.
+    is a policy at an address of an object store. Raises PolicyError where there is none.
     """
     if isinstance(name, str) and is_address(name):
         return PolicySource(name=name, folder=_fetch_policy(place(name)))

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvp.artifacts.manifest import run_manifest
 from kvp.errors import UsageError
-from kvp.program.progress import phase
+from kvp.program.progress import Progress, phase
 from policies.policy_files import PolicyMeta, save_policy
 from train.config import AUTO_HEADS, TrainConfig
 from train.data.labels import CALIBRATION_CONTEXTS, EVALUATED, TARGET_LABELS, calibration_target
@@ -24,10 +24,8 @@ from train.training import RankerTraining, train_rankers
 def run(config: TrainConfig) -> None:
     """Train from the source `config.source` and write the policy directory `config.out`.
 
-    Raises:
-        StoreError: the store is damaged, incomplete or holds nothing to train or validate on.
-        UsageError: `--out`, `--device` or another flag cannot work, the loss is not finite, or a
-            launcher started several processes without `--heads`.
+    Raises StoreError where the store cannot be trained on, UsageError where a flag cannot work, the
+    loss is not finite, or a launcher started several processes without `--heads`.
     """
     recipe, started = config.recipe(), os.environ.get("WORLD_SIZE", "")
     if config.heads == AUTO_HEADS:
@@ -79,7 +77,10 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
     target = calibration_target(job.recipe.label)
     source = job.source(TARGET_LABELS.get(target, target))
     points = job.validation_points(CALIBRATION_CONTEXTS)
-    calibration = calibrate(best, source, points, target=target)
+    with Progress(f"calibrating to {target}", len(points)) as progress:
+        contexts = map(source.context, progress.over(points))
+        gram = job.traces.output_gram()
+        calibration = calibrate(best, contexts, target=target, output_gram=gram)
     phase("evaluating the policy and the attention-free heuristics")
     source, points = job.source(EVALUATED), job.validation_points(config.validation_contexts)
     result = evaluate(best, map(source.context, points), heuristics=Heuristics(geometry, job.heads))

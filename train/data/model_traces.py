@@ -90,9 +90,7 @@ class Prompts:
 def open_model(config: TrainConfig, recipe: Recipe, device: torch.device) -> TrainingData:
     """Load the model and plan what runs through it; nothing runs yet. Prints the RAM it will take.
 
-    Raises:
-        ModelError: the model or its tokenizer cannot be used.
-        UsageError: data, tasks, lengths or sizes that cannot work.
+    Raises ModelError or UsageError where model, data, tasks, lengths or sizes cannot work.
     """
     if recipe.min_prefix >= config.length:
         raise UsageError(f"--data {config.data}: no prompt {too_short(recipe, config.length)}")

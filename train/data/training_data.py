@@ -48,9 +48,7 @@ class TrainingData:
 def open_store(config: TrainConfig, recipe: Recipe) -> TrainingData:
     """Open the store of a run, for the heads that it trains.
 
-    Raises:
-        StoreError: the store is damaged, incomplete or holds nothing to train or validate on.
-        UsageError: settings that cannot work.
+    Raises StoreError where it is damaged, incomplete or holds nothing to train or validate on.
     """
     assert config.traces is not None, "checked by the configuration"
     path = place(config.traces)

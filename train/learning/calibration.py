@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
-from kvp.program.progress import Progress
 from policies.learned import Calibration
 from policies.ranker import HeadRankers
-from train.data.compression_points import CompressionPoint
-from train.data.contexts import ContextSource, RankingContext, scores_of
+from train.data.contexts import RankingContext, scores_of
 from train.data.labels import TARGET_LABELS
 
 Array = NDArray[np.float64]
@@ -35,35 +33,18 @@ MINIMUM_SLOPE = 1e-3
 """Smallest slope of the map; keeps the order of a head's tokens where their targets are equal."""
 
 
-def calibrate(
-    rankers: HeadRankers, source: ContextSource, points: Sequence[CompressionPoint], *, target: str
-) -> Calibration:
-    """Calibrate `rankers` on points of a source that has the target's label (`TARGET_LABELS`).
-
-    Raises StoreError where the store is damaged.
-    """
-    gram = source.traces.output_gram()
-    with Progress(f"calibrating to {target}", len(points)) as progress:
-        return fit_calibration(
-            rankers,
-            map(source.context, progress.over(points)),
-            target=target,
-            output_gram=None if gram is None else gram.flatten(0, 1).to(source.device),
-        )
-
-
 @torch.no_grad()
-def fit_calibration(
+def calibrate(
     rankers: HeadRankers,
     contexts: Iterable[RankingContext],
     *,
     target: str,
     output_gram: Tensor | None = None,
 ) -> Calibration:
-    """Calibrate `rankers` on contexts that carry the target's label.
+    """Calibrate `rankers` on contexts that carry the target's label (`TARGET_LABELS`).
 
-    `output_gram` is [A, D, D] (`TraceReader`), None where it is unknown: then the norm is that of
-    the value itself. Raises ValueError when there are no contexts.
+    `output_gram` is [L, H, D, D] (`TraceReader`), None where it is unknown: then the norm is that
+    of the value itself. Raises ValueError when there are no contexts.
     """
     scores, targets = [], []
     for context in contexts:
@@ -132,7 +113,8 @@ def output_norms(context: RankingContext, output_gram: Tensor | None) -> Tensor:
     if output_gram is None:
         unprojected: Tensor = values.norm(dim=-1)  # [A, N]
         return unprojected
-    squares = torch.einsum("and,ade,ane->an", values, output_gram, values)  # [A, N]
+    gram = output_gram.flatten(0, 1).to(values.device)  # [A, D, D]
+    squares = torch.einsum("and,ade,ane->an", values, gram, values)  # [A, N]
     norms: Tensor = squares.clamp_min(0).sqrt()
     return norms
 

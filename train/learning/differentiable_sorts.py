@@ -79,11 +79,9 @@ def thin_tokens(tokens: int, seed: int) -> Tensor | None:
 def soft_rank(scores: Tensor, strength: float) -> Tensor:
     """Ranks as the point of the permutahedron of (N, ..., 1) that is nearest to -scores / strength.
 
-    O(N log N) per context by isotonic regression (scipy, on the CPU). The gradient is that of the
-    projection: inside a block of pooled tokens every token moves the others' ranks equally; where
-    nothing is pooled the ranks are hard and the gradient is 0.
-
-    Returns [..., N] ranks between 1 and N, in the dtype of the scores; their sum is N (N + 1) / 2.
+    [..., N] -> [..., N], O(N log N) per context by isotonic regression (scipy, on the CPU). Inside
+    a block of pooled tokens every token moves the others' ranks equally; where nothing is pooled
+    the ranks are hard and the gradient is 0.
     """
     ranks: Tensor = _Projection.apply(-scores / strength)  # type: ignore[no-untyped-call]
     return ranks

@@ -111,8 +111,7 @@ def cross_entropy(scores: Tensor, importance: Tensor) -> Tensor:
 def regress_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
     """Squared error of the logarithm of importance, [A]: the control without a ranking.
 
-    With `--label kvzip_plus` this is KVzap's objective (arXiv 2601.07891) for our network: keys,
-    values and positions where KVzap reads hidden states.
+    With `--label kvzip_plus` KVzap's objective (arXiv 2601.07891), for our network.
     """
     losses = [squared_error(s, w) for s, w in zip(batch.scores, batch.importances, strict=True)]
     return batch.mean(torch.stack(losses)), {}
@@ -126,9 +125,7 @@ def squared_error(scores: Tensor, importance: Tensor) -> Tensor:
 def exact_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
     """Minus the expected reward in closed form, which RLOO estimates from sampled rankings: [A].
 
-    Under Plackett-Luce the mean all-budgets cost is sum_i w_i sum_{j != i} sigmoid(s_j - s_i)
-    (`expected_cost`): a pairwise logistic ranking loss, weighted by importance. Rewards are
-    linear in the cost, so this is minus the mean reward (`ratio` without its floor).
+    Rewards are linear in the cost, whose mean is `expected_cost` (`ratio` without its floor).
     """
     rewards = []
     for scores, importance in zip(batch.scores, batch.importances, strict=True):
@@ -198,12 +195,8 @@ def within_step(rewards: Tensor, batch: Batch) -> Tensor:
 
 
 def normalise(raw: Tensor, batch: Batch, clip: float) -> Tensor:
-    """Advantages with unit standard deviation per head over the contexts that count, then clipped.
-
-    Args:
-        raw: [C, K, A] rewards minus baselines; their mean is 0 for every head.
-        batch: says which contexts count.
-        clip: bound in standard deviations.
+    """Rewards minus baselines, [C, K, A] of mean 0, with unit standard deviation per head over the
+    contexts that count, then clipped at `clip` of them.
     """
     episodes = batch.counted.sum(0).clamp_min(1) * raw.shape[1]
     deviation = (raw.square().sum((0, 1)) / episodes).sqrt()  # [A]
@@ -211,15 +204,9 @@ def normalise(raw: Tensor, batch: Batch, clip: float) -> Tensor:
 
 
 def policy_loss(batch: Batch, rankings: Sequence[Tensor], advantages: Tensor) -> Tensor:
-    """Loss of every head: minus advantage times log-probability per token, mean over episodes.
+    """Loss of every head, [A]: minus advantage times log-probability per token, mean over episodes.
 
-    Args:
-        batch: scores, per context [A, N] float32, and the contexts that count.
-        rankings: per context [K, A, N] int64.
-        advantages: [C, K, A].
-
-    Returns:
-        [A] losses; their sum over heads is what is minimised.
+    `rankings` are [K, A, N] int64 per context, `advantages` [C, K, A].
     """
     losses = [
         -(advantage * log_prob(scores, ranking)).mean(0) / scores.shape[-1]

@@ -13,7 +13,7 @@ from train.learning.calibration import (
     SMALLEST_BIN,
     add_knots,
     bin_starts,
-    fit_calibration,
+    calibrate,
     fit_head,
     output_norms,
 )
@@ -91,7 +91,7 @@ def test_norms_after_the_output_projection_by_hand():
         values=torch.tensor([[[3.0, 4.0], [0.0, 1.0]]]),
         importance=torch.tensor([[6.0, 2.0]]),
     )
-    gram = torch.tensor([[[4.0, 0.0], [0.0, 1.0]]])  # norms sqrt(36 + 16) and 1
+    gram = torch.tensor([[[[4.0, 0.0], [0.0, 1.0]]]])  # norms sqrt(36 + 16) and 1
     torch.testing.assert_close(output_norms(sample, gram), torch.tensor([[52**0.5, 1.0]]))
     assert output_norms(sample, None).tolist() == [[5.0, 1.0]]
 
@@ -99,12 +99,12 @@ def test_norms_after_the_output_projection_by_hand():
 def test_heads_are_calibrated_on_their_own():
     target = "contribution"
     rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2, torch.Generator().manual_seed(0))
-    fitted = fit_calibration(rankers, [context(0), context(1)], target=target)
+    fitted = calibrate(rankers, [context(0), context(1)], target=target)
     assert fitted.target == target
     sample = [context(0), context(1)]
     for part in sample:
         part.importance[1] *= 2
-    again = fit_calibration(rankers, sample, target=target)
+    again = calibrate(rankers, sample, target=target)
     assert torch.equal(again.scores[0], fitted.scores[0])
     assert torch.equal(again.values[0], fitted.values[0])
     torch.testing.assert_close(again.values[1], fitted.values[1] + np.log(2))
@@ -114,13 +114,11 @@ def test_a_label_is_the_target_as_it_is():
     rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2, torch.Generator().manual_seed(0))
     sample = [context(0), context(1)]
     fitted, by_value = (
-        fit_calibration(rankers, sample, target=target) for target in ("kvzip", "contribution")
+        calibrate(rankers, sample, target=target) for target in ("kvzip", "contribution")
     )
     for part in sample:  # values of norm 1 leave the label as it is
         part.values[:] = torch.nn.functional.normalize(part.values, dim=-1)
-    again = [
-        fit_calibration(rankers, sample, target=target) for target in ("kvzip", "contribution")
-    ]
+    again = [calibrate(rankers, sample, target=target) for target in ("kvzip", "contribution")]
     torch.testing.assert_close(again[0].values, again[1].values)
     assert not torch.equal(fitted.values, by_value.values)
 
@@ -128,7 +126,7 @@ def test_a_label_is_the_target_as_it_is():
 def test_calibrating_on_nothing_is_refused():
     rankers = HeadRankers(RankerSpec(head_dim=4, hidden=8), 2)
     with pytest.raises(ValueError, match="no contexts"):
-        fit_calibration(rankers, [], target="contribution")
+        calibrate(rankers, [], target="contribution")
 
 
 @pytest.mark.parametrize(
