@@ -25,24 +25,21 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-def synthetic_trace(index, split, *, geometry=GEOMETRY, tokens=TOKENS, noise=0):
+def synthetic_trace(index, split, *, tokens=TOKENS, noise=0):
     """A trace whose queries all look for one channel (of head a: a mod D) of their keys.
 
     `noise` changes the random numbers of every head but the first.
     """
-    shape = (geometry.layers, geometry.kv_heads, tokens, geometry.head_dim)
-    keys, values = torch.empty(shape), torch.empty(shape)
-    for number in range(geometry.total_kv_heads):
-        layer, head = divmod(number, geometry.kv_heads)
-        random = torch.Generator().manual_seed(
-            1000 * index + number + (10**6 * noise if number else 0)
+    layers, heads, width = GEOMETRY.layers, GEOMETRY.kv_heads, GEOMETRY.head_dim
+    drawn = torch.empty(2, layers * heads, tokens, width)  # keys and values
+    queries = torch.zeros(layers * heads, GEOMETRY.group, tokens, width)
+    for head in range(layers * heads):
+        seed = 1000 * index + head + (10**6 * noise if head else 0)
+        drawn[:, head] = torch.randn(
+            2, tokens, width, generator=torch.Generator().manual_seed(seed)
         )
-        keys[layer, head] = torch.randn(shape[2:], generator=random)
-        values[layer, head] = torch.randn(shape[2:], generator=random)
-    queries = torch.zeros(*shape[:2], geometry.group, *shape[2:])
-    for number in range(geometry.total_kv_heads):
-        layer, head = divmod(number, geometry.kv_heads)
-        queries[layer, head, ..., number % geometry.head_dim] = 6.0
+        queries[head, ..., head % width] = 6.0
+    keys, values = drawn.unflatten(1, (layers, heads))
     record = SequenceRecord(
         index=index,
         id=f"{split}-{index}",
@@ -53,18 +50,16 @@ def synthetic_trace(index, split, *, geometry=GEOMETRY, tokens=TOKENS, noise=0):
         prompt_length=min(PROMPT, tokens - 10),
         token_ids=tuple(range(tokens)),
     )
-    return Trace(record=record, queries=queries, keys=keys, values=values)
+    return Trace(
+        record=record, queries=queries.unflatten(0, (layers, heads)), keys=keys, values=values
+    )
 
 
 def synthetic_label(trace):
     """A label that follows the *second* channel after the one that attention follows."""
     prompt = trace.keys[..., : trace.record.prompt_length, :]
-    layers, heads = prompt.shape[:2]
-    rows = [
-        [prompt[layer, head, :, (layer * heads + head + 2) % 8] for head in range(heads)]
-        for layer in range(layers)
-    ]
-    return torch.stack([torch.stack(row) for row in rows]).exp()
+    rows = [keys[:, (head + 2) % 8] for head, keys in enumerate(prompt.flatten(0, 1))]
+    return torch.stack(rows).unflatten(0, prompt.shape[:2]).exp()
 
 
 @pytest.fixture(scope="session")
@@ -72,21 +67,12 @@ def make_store(tmp_path_factory):
     """Write a store of `train` training and `validation` validation sequences."""
 
     def make(
-        *,
-        train=6,
-        validation=2,
-        write=None,
-        geometry=GEOMETRY,
-        tokens=TOKENS,
-        noise=0,
-        labels=(),
-        replies=(),
-        frequencies=(0.0,),
+        *, train=6, validation=2, write=None, tokens=TOKENS, noise=0, labels=(), frequencies=(0.0,)
     ):
         path = tmp_path_factory.mktemp("store") / "traces"
         splits = ["train"] * train + ["validation"] * validation
         plan = StorePlan(
-            geometry=geometry,
+            geometry=GEOMETRY,
             dtype="float32",
             max_tokens=tokens,
             sequences=len(splits),
@@ -99,9 +85,8 @@ def make_store(tmp_path_factory):
         }
         with TraceWriter.create_or_resume(path, plan, manifest) as writer:
             for index, split in list(enumerate(splits))[:write]:
-                trace = synthetic_trace(index, split, geometry=geometry, tokens=tokens, noise=noise)
+                trace = synthetic_trace(index, split, tokens=tokens, noise=noise)
                 kept = {name: synthetic_label(trace) for name in labels}
-                trace = replace(trace, record=replace(trace.record, reply_spans=replies))
                 writer.write(replace(trace, labels=kept))
         return path
 

@@ -105,16 +105,14 @@ def test_hard_and_constant_limits_and_ties(relaxation):
 @pytest.mark.parametrize("relaxation", RANKS)
 @given(seed=st.integers(0, 2**31), tokens=st.integers(1, 12), strength=st.floats(0.05, 5))
 @settings(max_examples=30, deadline=None)
-def test_equivariance_and_shifts(relaxation, seed, tokens, strength):
+def test_a_larger_score_never_has_a_larger_rank(relaxation, seed, tokens, strength):
+    """`test_losses` has what holds for every objective: equivariance and shifts."""
     scores = draw(2, tokens, seed=seed)
     ranks = relaxation(scores, strength)
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(tokens))
-    torch.testing.assert_close(relaxation(scores[:, order], strength), ranks[:, order])
-    torch.testing.assert_close(relaxation(scores + 3.25, strength), ranks)
     together = (scores[..., None, :] > scores[..., :, None]) & (
         ranks[..., None, :] > ranks[..., :, None] + 1e-9
     )
-    assert not together.any()  # a larger score never has a larger rank
+    assert not together.any()
 
 
 @pytest.mark.parametrize("matrix", MATRICES)
