@@ -292,18 +292,14 @@ class HeadRankers(nn.Module):
         """Of the weights; statistics of the inputs and scores are always float32."""
         return next(self.parameters()).dtype
 
-    def standardise(
-        self, *, key_mean: Tensor, key_std: Tensor, value_mean: Tensor, value_std: Tensor
-    ) -> None:
-        """Set the per-head feature statistics, each [A, D]; stored with the policy.
+    def standardise(self, **statistics: Tensor) -> None:
+        """Set the per-head statistics (`STATISTICS`), each [A, D]; stored with the policy.
 
         Channels that never vary are only centred; statistics of an input that the rankers do not
         have are not used, and none of `paper`, whose inputs are raw.
         """
-        new = {"key_mean": key_mean, "key_std": key_std}
-        new |= {"value_mean": value_mean, "value_std": value_std}
         buffers = dict(self.named_buffers())
-        for name, statistic in new.items():
+        for name, statistic in statistics.items():
             if name.endswith("_std"):
                 statistic = torch.where(statistic > _EPSILON, statistic, 1.0)
             if name in buffers:
