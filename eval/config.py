@@ -283,19 +283,6 @@ class EvalConfig(
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig(IntervalConfig):
-    """Compare."""
-
-    first: str = field(kw_only=False)
-    """Results folder written by kvp eval."""
-    second: str = field(kw_only=False)
-    """Results folder whose numbers are compared with those of the first."""
-
-    ADDRESSES: ClassVar[tuple[str, ...]] = ("first", "second")
-    FOLDERS: ClassVar[Mapping[str, str]] = dict.fromkeys(ADDRESSES, known_names.NO_RESULTS)
-
-
-@dataclass(frozen=True, kw_only=True)
 class CompressConfig(ModelConfig, DeviceConfig):
     """Compress."""
 

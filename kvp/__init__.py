@@ -23,7 +23,6 @@ from kvp.plugins import did_you_mean, import_own
 from kvp.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from eval.results.frame import ResultsFrame
@@ -37,7 +36,6 @@ __all__ = [
     "Protection",
     "TraceReader",
     "collect",
-    "compare",
     "compress",
     "evaluate",
     "evicting",
@@ -134,23 +132,6 @@ def read_results(folder: str | os.PathLike[str], *, bootstrap: int = 2000) -> Re
         os.fspath(folder), bootstrap
     )
     return frame
-
-
-@in_python()
-def compare(
-    first: str | os.PathLike[str] | ResultsFrame,
-    second: str | os.PathLike[str] | ResultsFrame,
-    *,
-    bootstrap: int = 2000,
-) -> DataFrame:
-    """Two results folders, or tables of them, paired by prompt: second minus first.
-
-    A row per method and budget that both have, with the number of pairs; columns and errors are
-    those of `eval.compare.pair_rows`.
-    """
-    sides = (side if hasattr(side, "results") else read_results(side) for side in (first, second))
-    results = [side.results for side in sides]
-    return import_own("eval.compare").pair_rows(*results, resamples=bootstrap)
 
 
 def _run(package: str, config: str, settings: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from eval.report.costs import Timing, passes
 from eval.results.comparison import Cells, Comparison, resolved_keys
-from eval.results.frame import OVERALL, gap_texts
+from eval.results.frame import OVERALL
 from eval.results.records import FULL, SEEN, SELF_SIZED
 from eval.results.settings import MethodSetting, are_shares
 from eval.results.stats import Interval
@@ -144,7 +144,10 @@ def difference_tables(comparison: Comparison, numbers: DataFrame) -> Iterator[Ta
         shown = paired[paired["chosen"]].rename(columns={f"{name}_differs": "differs"})
         if shown.empty:
             continue
-        mean, low, high = gap_texts(shown, name, comparison.measure)
+        form, scale = f"{{:{comparison.measure.gap}}}".format, comparison.measure.scale
+        mean, low, high = (
+            (scale * shown[f"{name}{part}"]).map(form) for part in ("", "_low", "_high")
+        )
         shown["text"] = mean + shown["differs"].map({True: " *", False: ""}) + "\n" + low
         shown["text"] += " to " + high
         wide = shown.pivot_table(

@@ -1,7 +1,7 @@
 """What a comparison says, as text and as pandas tables: with its sentences, or a number a column.
 
-`kvp.evaluate` and `kvp.read_results` give a `ResultsFrame`, `kvp.compare` the differences of two;
-`tidy` is behind the CSV files and tables for papers.
+`kvp.evaluate` and `kvp.read_results` give a `ResultsFrame`; `tidy` is behind the CSV files and
+tables for papers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import pandas
 
-from eval.results.comparison import Comparison, Measure, Place, compare_all, full_of, resolved_keys
+from eval.results.comparison import Comparison, Place, compare_all, full_of, resolved_keys
 from eval.results.folder import Results, load_results, unfinished_work
 from eval.results.records import SELF_SIZED, results_folder
 from eval.results.sentences import KEPT, sentences
@@ -108,12 +108,6 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
             row |= _gap_columns("minus_full", place, to_full, differ)
             rows.append(row | _gap_columns("minus_lead", place, to_lead, told))
     return pandas.DataFrame(rows)
-
-
-def gap_texts(rows: pandas.DataFrame, name: str, measure: Measure) -> list[pandas.Series]:
-    """Differences and the two ends of their intervals as texts, of columns as of `tidy`."""
-    form = f"{{:{measure.gap}}}".format
-    return [(measure.scale * rows[f"{name}{part}"]).map(form) for part in ("", "_low", "_high")]
 
 
 def _gap_columns(

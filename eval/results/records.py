@@ -110,17 +110,14 @@ def value_of(record: Mapping[str, Any]) -> float:
     return -float(record["nll"]) / float(record["reply_tokens"])
 
 
-def policy_groups(
-    records: Iterable[Mapping[str, Any]], *, named: bool = False
-) -> dict[str | None, str]:
+def policy_groups(records: Iterable[Mapping[str, Any]]) -> dict[str | None, str]:
     """Group of every policy label: the label without its training seed.
 
-    Policies of one group are averaged. Where there is only one group, its name is "", unless
-    `named`.
+    Policies of one group are averaged. Where there is only one group, its name is "".
     """
     seeds = {row["policy"]: row["policy_seed"] for row in records if row["policy"] is not None}
     names = {label: without_seed(label, seed) for label, seed in seeds.items()}
-    if len(set(names.values())) <= 1 and not named:
+    if len(set(names.values())) <= 1:
         names = dict.fromkeys(names, "")
     return {None: "", **names}
 

@@ -73,8 +73,7 @@ PROGRAMS = {
         "eval.run:run",
         "Measure KV-cache eviction. Model, policies, methods, tasks and budgets become a results "
         "folder. One prefill of a prompt serves every method and budget. Interrupted runs resume, "
-        "finished ones can be extended. `kvp list` prints methods and allocators, `kvp compare A "
-        "B` the differences of two results folders.",
+        "finished ones can be extended. `kvp list` prints methods and allocators.",
         (
             "kvp eval --policies runs/policies --prompts 10 --out runs/results",
             "kvp eval --methods full,snapkv --tasks data --data my.jsonl --metric f1 "
@@ -87,13 +86,6 @@ PROGRAMS = {
         "Turn a results folder of kvp eval into one HTML page. It opens without a network; figures "
         "are written as PNG, too.",
         ("kvp report runs/results",),
-    ),
-    "compare": Program(
-        "eval.config:CompareConfig",
-        "eval.compare:run",
-        "Compare two results folders of kvp eval. Every method with itself at every budget, paired "
-        "by prompt, second minus first.",
-        ("kvp compare runs/before runs/after",),
     ),
     "list": Program(
         "kvp.program.settings:Group",

@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import json
 import re
-from functools import partial
 from html.parser import HTMLParser
 
 import pytest
@@ -16,9 +15,6 @@ from eval.results.folder import load_results
 from eval.results.records import SETTING_FIELDS, altered_part, key_of, seal
 from kvp.errors import ResultsError
 from kvp.program.table import report as main
-from kvp.program.table import run_program
-
-compare_main = partial(run_program, "compare")
 
 FILES = ("rows.jsonl", "timing.jsonl")
 SCRIPT = "</script><script>alert(1)</script>"
@@ -114,14 +110,11 @@ def test_a_torn_last_line_is_left_out_and_other_lines_are_unique(folder):
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("how", ["cut at the end of a line", "gone", "of another run"])
-def test_what_is_not_as_the_last_run_left_it_is_said(
-    folder, tmp_path, name, how, made, write_results, capsys
-):
+def test_what_is_not_as_the_last_run_left_it_is_said(folder, name, how):
     _change(folder, "manifest.json", files={})
     assert load_results(folder).altered == "the last run has not ended"
     seal(folder)
     assert load_results(folder).altered == ""
-    other = write_results(tmp_path / "other", records=[*made.answers(), *made.replies()])
     if how == "gone":
         (folder / name).unlink()
     else:
@@ -136,8 +129,6 @@ def test_what_is_not_as_the_last_run_left_it_is_said(
         return
     said = f"Unfinished: the last run left another {name}; the same command continues."
     assert said in _page(folder)
-    assert compare_main([str(folder), str(other), "--bootstrap", "3"]) == 0
-    assert said in capsys.readouterr().out
     with pytest.warns(UserWarning, match=re.escape(said)):
         kvp.read_results(folder)
     seal(folder)
@@ -152,11 +143,10 @@ def test_a_manifest_that_says_something_else_of_its_files_is_of_other_files(fold
 @pytest.mark.parametrize("name", FILES[1:])
 def test_measures_of_a_policy_without_rows_are_one_line(folder, name, capsys):
     _change(folder, name, policy="another", policy_seed=3)
-    for program, folders in ((main, [folder]), (compare_main, [folder, folder])):
-        assert program(list(map(str, folders))) == 2
-        (said,) = capsys.readouterr().err.splitlines()
-        assert f"{folder / name} is of a policy and seed of which rows.jsonl has no row" in said
-        assert "('another', 3)" in said
+    assert main([str(folder)]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"{folder / name} is of a policy and seed of which rows.jsonl has no row" in said
+    assert "('another', 3)" in said
 
 
 @pytest.mark.parametrize("evil", [SCRIPT, QUOTE])

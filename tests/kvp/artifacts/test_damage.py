@@ -36,7 +36,7 @@ from kvp.contexts import Context, ContextFacts, read_context, read_facts
 from kvp.errors import KvpError, PolicyError, StoreError, UsageError, first_line
 from kvp.geometry import Geometry
 from kvp.llamacpp.slots import read_gguf
-from kvp.program.table import main, report, run_program
+from kvp.program.table import main, report
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
 from policies import load_policy, make_allocator
 from policies.allocators.evolved import load_budgets
@@ -45,7 +45,6 @@ from policies.policy_files import PolicyMeta, load_shard, save_policy
 from policies.ranker import HeadRankers, RankerSpec
 from train.job.run_folder import RunFolder
 
-compare = partial(run_program, "compare")
 CODE = "hostile_code:Scorer"
 FOREIGN = (None, -1, 2**70, CODE, "../../x", [["[/b]\x1b[2J\n<script>"]])
 SIZE = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
@@ -500,7 +499,6 @@ PLAN = SearchPlan(layers=2, target=parse_budget("4"), budget=4, minimum=1, maxim
                   generations=1, constraint="project", seed=0)  # fmt: skip
 READERS = {
     "report": lambda file: report([str(file.parent), "--bootstrap", "1"]),
-    "compare": lambda file: compare([*[str(file.parent)] * 2, "--bootstrap", "1"]),
     "resumed eval": RecordFile,
     "resumed search": lambda file: search(PLAN, lambda some: [0.5] * len(some), Journal(file)),
 }

@@ -98,7 +98,6 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported():
         "train --device cuda:99999 --traces t --out o": "--device must be cpu, cuda or cuda:INDEX",
         "verify there": "kvp verify: error: no trace store at there: no such folder; kvp collect",
         "report results": "kvp report: error: results is not a folder; give the results folder",
-        "compare . results": "kvp compare: error: results is not a folder; give the results folder",
     }
     printed = _fresh(*map(str.split, mistakes))
     assert printed.count("code 2") == len(mistakes)
