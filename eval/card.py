@@ -22,12 +22,7 @@ from policies.sources import INDEX
 
 
 def model_card(
-    policy: Shard,
-    name: str,
-    *,
-    license: str | None,
-    results: str | Path | None = None,
-    resamples: int = 2000,
+    policy: Shard, name: str, *, license: str | None, results: str | Path | None = None
 ) -> str:
     """Markdown with the YAML header that the hub reads.
 
@@ -36,7 +31,6 @@ def model_card(
         name: what `load_policy` takes.
         license: as the hub names it; None to state none.
         results: folder written by kvp eval, for a table of this policy and of methods without one.
-        resamples: behind each interval of that table.
 
     Raises:
         PolicyError: it is a shard.
@@ -51,7 +45,7 @@ def model_card(
     # As people load it: what a quantised copy is made of, else the model itself.
     base_model = meta.model.get("base_model") or meta.model.get("id") or ""
     on_hub = HubName.parse(base_model) is not None and not Path(base_model).exists()
-    measured = None if results is None else _measured_facts(Path(results), policy, resamples)
+    measured = None if results is None else _measured_facts(Path(results), policy)
     allocator = measured["allocator"] if measured else "global" if policy.calibration else None
     runs = (training.get("text", {}), training)
     trained_by = [shown_text(run["command"]) for run in runs if run.get("command")]
@@ -87,7 +81,7 @@ def _skills(meta: PolicyMeta) -> Iterator[str]:
             yield f"| {what} | {fmean(values):.3f} | {min(values):.3f} | {max(values):.3f} |"
 
 
-def _measured_facts(folder: Path, policy: Shard, resamples: int) -> dict[str, Any]:
+def _measured_facts(folder: Path, policy: Shard) -> dict[str, Any]:
     """What a results folder says of a policy: `setup`, `tables`, `commands`, and `allocator`.
 
     The last one is the rule with which the policy's records are best on average, None for
@@ -110,7 +104,7 @@ def _measured_facts(folder: Path, policy: Shard, resamples: int) -> dict[str, An
     # Rows of other policies are left out on purpose: what is unfinished is said of the whole.
     part = replace(results, records=tuple(records), manifest={**manifest, "planned": []})
     lacking = unfinished_work(results)
-    compared = compare_all(part, resamples=resamples)
+    compared = compare_all(part)
     shown = [replace(comparison, unfinished=lacking) for comparison in compared]
     return {
         "allocator": None if allocator == UNIFORM else allocator,

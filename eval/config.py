@@ -145,17 +145,7 @@ def _numbers(flag: str, text: str | None, *, most: float) -> tuple[float, ...] |
 
 
 @dataclass(frozen=True, kw_only=True)
-class IntervalConfig(Group):
-    """Intervals."""
-
-    bootstrap: int = 2000
-    """Resamples behind each interval."""
-
-    MINIMUMS: ClassVar[Bounds] = {"bootstrap": 1}
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasureConfig(IntervalConfig):
+class MeasureConfig(Group):
     """Measurement."""
 
     protection: Literal["both", "on", "off"] = "both"
@@ -336,7 +326,7 @@ class CompressConfig(ModelConfig, DeviceConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportConfig(IntervalConfig):
+class ReportConfig(Group):
     """Report."""
 
     results: str = field(kw_only=False)
@@ -399,7 +389,7 @@ class TuneConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, Run
         return _evaluation(self)
 
 
-RUN_ONLY = ("out", "device", "decode_batch", "memory_gb", "bootstrap")
+RUN_ONLY = ("out", "device", "decode_batch", "memory_gb")
 """Settings that do not decide what a search finds, or that it does not read."""
 
 

@@ -106,8 +106,7 @@ def run(
     if results is None:
         return []
     if printed:
-        shown = compare_all(results, resamples=config.bootstrap)
-        print(summary(shown, shutil.get_terminal_size((100, 20)).columns))
+        print(summary(compare_all(results), shutil.get_terminal_size((100, 20)).columns))
     if not temporary:
         say(f"results are in {config.out}; to look at them: kvp report {config.out}")
     return list(results.records)
@@ -388,7 +387,7 @@ def run_from_python(
             records = run(described, loaded, temporary=temporary, printed=False)
     if config.dry_run or not records:
         return pd.DataFrame(records)
-    return ResultsFrame.read(config.out, config.bootstrap)
+    return ResultsFrame.read(config.out)
 
 
 OF_THE_MODEL = ("dtype", "device", "attention", "revision")

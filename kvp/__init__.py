@@ -122,15 +122,12 @@ def evaluate(
 
 
 @in_python()
-def read_results(folder: str | os.PathLike[str], *, bootstrap: int = 2000) -> ResultsFrame:
+def read_results(folder: str | os.PathLike[str]) -> ResultsFrame:
     """A results folder of kvp eval, or the address of one, as the table that `evaluate` returns.
 
-    `bootstrap` is the number of resamples behind each interval. Raises ResultsError where it is
-    none or damaged; a UserWarning says what is unfinished.
+    Raises ResultsError where it is none or damaged; a UserWarning says what is unfinished.
     """
-    frame: ResultsFrame = import_own("eval.results.frame").ResultsFrame.read(
-        os.fspath(folder), bootstrap
-    )
+    frame: ResultsFrame = import_own("eval.results.frame").ResultsFrame.read(os.fspath(folder))
     return frame
 
 

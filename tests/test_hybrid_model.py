@@ -51,10 +51,9 @@ def folder(tmp_path_factory):
         "eval", *data, "--model", f"{root}/model", "--policies", f"{root}/policy",
         "--out", f"{root}/results", "--prompts", "1",
         "--budgets", "25%", "--max_new_tokens", "6", "--timing_prompts", "1",
-        "--bootstrap", "50",
         "--methods", "full,kvp,kvp+global,snapkv,kvzip,expected_attention,oracle",
     )  # fmt: skip
-    run("report", f"{root}/results", "--out", f"{root}/report.html", "--bootstrap", "50")
+    run("report", f"{root}/results", "--out", f"{root}/report.html")
     return root
 
 

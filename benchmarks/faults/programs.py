@@ -29,7 +29,7 @@ _TRAIN = (
 _EVAL = f"{_PROMPTS} --methods full,knorm,snapkv --prompts 2 --budgets 25%,50% --timing_prompts 1"
 _TUNE = (
     f"{_PROMPTS} --methods knorm,snapkv --settings_per_method 3 --allocators uniform --prompts 1 "
-    "--budgets 25% --protocols query_aware --bootstrap 20"
+    "--budgets 25% --protocols query_aware"
 )
 _EVOLVE = (
     f"{_PROMPTS} --scorer knorm --search_prompts 1 --holdout 0 --budget 25% --generations 1 "
@@ -149,9 +149,7 @@ COMMANDS = {
     "eval": Command("eval", f"{_EVAL} --out {{out}}", read_results),
     "tune": Command("tune", f"{_TUNE} --out {{out}}", read_settings),
     "evolve": Command("evolve", f"{_EVOLVE} --out {{out}}", read_budgets),
-    "report": Command(
-        "report", "{made}/results --bootstrap 20 --out {out}/page.html", read_page, folder=False
-    ),
+    "report": Command("report", "{made}/results --out {out}/page.html", read_page, folder=False),
     "verify": Command("verify", "{made}/traces", read_nothing, folder=False),
 }
 

@@ -195,7 +195,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         counts=elite.scheme,
         seed=config.seed,
         made_by=_made_by(plan, journal, elite),
-        held_out=_held_out(others, plan, elite, resamples=config.bootstrap),
+        held_out=_held_out(others, plan, elite),
         data=_data_of(config, search_prompts),
     )
     save_budgets(folder / BUDGET_FILE, budgets, manifest)
@@ -315,9 +315,7 @@ def _data_of(config: EvolveConfig, prompts: Sequence[Prompt]) -> dict[str, Any]:
     }
 
 
-def _held_out(
-    others: PromptSet, plan: SearchPlan, elite: Elite, *, resamples: int
-) -> dict[str, Any] | None:
+def _held_out(others: PromptSet, plan: SearchPlan, elite: Elite) -> dict[str, Any] | None:
     """Elite and uniform at the exact budget, side by side on prompts the search never saw.
 
     None where there are no such prompts.
@@ -328,7 +326,7 @@ def _held_out(
     values = others.values([exact, plan.uniform])
     units = [(prompt.task, prompt.sample.id) for prompt in others.prompts]
     ours, theirs = (dict(zip(units, column, strict=True)) for column in values.T.tolist())
-    interval = paired_difference({None: ours}, {None: theirs}, resamples=resamples, seed=plan.seed)
+    interval = paired_difference({None: ours}, {None: theirs}, seed=plan.seed)
     score, uniform = others.means(values)
     return {
         "prompts": len(units),

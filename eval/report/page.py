@@ -63,13 +63,13 @@ class Text(NamedTuple):
 class Run:
     """A results folder, and every number of it that is estimated or averaged."""
 
-    def __init__(self, results: Results, resamples: int) -> None:
+    def __init__(self, results: Results) -> None:
         """Compute them."""
         self.results = results
         records = [*results.in_plan, *results.timing]
         groups = policy_groups(records)
         self.families = sort_families(MethodSetting.of(record, groups) for record in records)
-        compared = compare_all(results, resamples=resamples)
+        compared = compare_all(results)
         self.comparisons = [comparison for comparison in compared
                             if any(row["budget_spec"] for row in comparison.records)]  # fmt: skip
         self.measured = list(dict.fromkeys(comparison.measured for comparison in compared))
@@ -249,7 +249,7 @@ def run(config: ReportConfig) -> None:
         raise UsageError(f"--png {png} is a file; name a folder")
     refuse_others(out, GENERATOR, "kvp report")
     results = load_results(folder)
-    whole = Run(results, config.bootstrap)
+    whole = Run(results)
     page = render(whole).encode("utf-8", "backslashreplace")
     if png:
         for picture in whole.pictures:

@@ -118,9 +118,7 @@ Place = tuple[MethodSetting, str]
 Cells = Mapping[Place, Estimate]
 
 
-def estimates(
-    kind: Kind, records: Sequence[ResultsRow], groups: Mapping[str | None, str], *, resamples: int
-) -> Cells:
+def estimates(kind: Kind, records: Sequence[ResultsRow], groups: Mapping[str | None, str]) -> Cells:
     """Numbers of one protocol by method and budget; `groups` are those of the policies.
 
     Scores, 0 to 1: the mean over tasks of the mean over prompts. Perplexity: exp(sum of nll / sum
@@ -130,19 +128,15 @@ def estimates(
     places = group_by(
         scored, lambda record: (MethodSetting.of(record, groups), record["budget_spec"] or FULL)
     )
-    return {place: _estimate(kind, same, resamples) for place, same in places.items()}
+    return {place: _estimate(kind, same) for place, same in places.items()}
 
 
-def _estimate(kind: Kind, records: list[ResultsRow], resamples: int) -> Estimate:
+def _estimate(kind: Kind, records: list[ResultsRow]) -> Estimate:
     scores = stats.prompt_values(records)
-    if kind == "accuracy":
-        interval = stats.bootstrap_mean(scores, resamples=resamples)
-    else:
-        interval = stats.perplexity(records, resamples=resamples)
     nbytes = [size for record in records if (size := record.get("cache_bytes")) is not None]
     shares = [record["kept_tokens"] / record["cached_tokens"] for record in records]
     return Estimate(
-        interval=interval,
+        interval=stats.bootstrap_mean(scores) if kind == "accuracy" else stats.perplexity(records),
         policies=len({record["policy"] for record in records} - {None}),
         scores=scores,
         weights=stats.reply_tokens(records),
@@ -190,7 +184,7 @@ class SortedTasks:
         return f"{first}: {'; '.join(parts)}." if parts else ""
 
 
-def sort_tasks(kind: Kind, records: Iterable[ResultsRow], *, resamples: int = 2000) -> SortedTasks:
+def sort_tasks(kind: Kind, records: Iterable[ResultsRow]) -> SortedTasks:
     """Sort the tasks of one protocol into usable ones and those that say nothing of methods.
 
     The full cache fails a task where its mean score is below `FAILS`: a ratio to it is then one of
@@ -207,7 +201,7 @@ def sort_tasks(kind: Kind, records: Iterable[ResultsRow], *, resamples: int = 20
         controls = [record for record in of_task if record["method"] in (FULL, *NULLS)]
         least = next(iter(budget_axis(controls)), None)
         few = [record for record in controls if record["budget_spec"] in (None, least)]
-        cells = estimates(kind, few, defaultdict(str), resamples=resamples)
+        cells = estimates(kind, few, defaultdict(str))
         nulls = {setting.label: of for (setting, spec), of in cells.items() if spec == least}
         if (full := full_of(cells)) is None:
             continue
@@ -274,8 +268,6 @@ class Comparison:
     """The setting that is shown of each method, in display order, with a note on its choice."""
     results: Results
     """The folder."""
-    resamples: int
-    """Resamples behind each interval."""
 
     @property
     def measure(self) -> Measure:
@@ -335,7 +327,7 @@ class Comparison:
     def tasks(self) -> Mapping[str, Cells]:
         """Numbers by task, also of those that are set apart."""
         return {
-            name: estimates(self.kind, part, self.groups, resamples=self.resamples)
+            name: estimates(self.kind, part, self.groups)
             for name, part in group_by(self.records, itemgetter("task")).items()
         }
 
@@ -365,7 +357,7 @@ class Comparison:
         if (ours, theirs) not in self._paired:
             shared = not ours.prompts.isdisjoint(theirs.prompts)
             self._paired[ours, theirs] = stats.paired_difference(
-                ours.scores, theirs.scores, weights=ours.weights, resamples=self.resamples
+                ours.scores, theirs.scores, weights=ours.weights
             ) if shared else None  # fmt: skip
         return self._paired[ours, theirs]
 
@@ -509,9 +501,7 @@ def choose_settings(
     return chosen
 
 
-def compare_methods(
-    results: Results, kind: Kind, protocol: str, *, resamples: int
-) -> Comparison | None:
+def compare_methods(results: Results, kind: Kind, protocol: str) -> Comparison | None:
     """Compare all methods of a results folder; None without records of this kind."""
     field = MEASURES[kind].field
     records = [record for record in results.in_plan
@@ -519,9 +509,9 @@ def compare_methods(
     if not records:
         return None
     groups = policy_groups(results.in_plan)
-    tasks = sort_tasks(kind, records, resamples=resamples)
+    tasks = sort_tasks(kind, records)
     used = [record for record in records if record["task"] in tasks.usable] or records
-    every = estimates(kind, used, groups, resamples=resamples)
+    every = estimates(kind, used, groups)
     cells, tuned = complete(every), tuned_under(results, protocol)
     settings, whole = (dict.fromkeys(setting for setting, _ in of) for of in (every, cells))
     having, order = {setting.family for setting in whole}, [*sort_families(settings)]
@@ -537,14 +527,13 @@ def compare_methods(
         cells=cells,
         choices=choose_settings(sorted(able, key=lambda one: order.index(one.family)), tuned),
         results=results,
-        resamples=resamples,
     )
 
 
-def compare_all(results: Results, *, resamples: int) -> list[Comparison]:
+def compare_all(results: Results) -> list[Comparison]:
     """All comparisons of a results folder: answers, then given replies, protocol by protocol."""
     protocols = dict.fromkeys(record["protocol"] for record in results.in_plan)
-    comparisons = (compare_methods(results, kind, protocol, resamples=resamples)
+    comparisons = (compare_methods(results, kind, protocol)
                    for kind in MEASURES for protocol in protocols)  # fmt: skip
     return [comparison for comparison in comparisons if comparison is not None]
 

@@ -123,16 +123,15 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
     What pandas makes of it, such as a selection, is a plain frame without the methods below.
     """
 
-    _metadata: ClassVar[list[str]] = ["results", "bootstrap"]  # pandas adds it to a list
+    _metadata: ClassVar[list[str]] = ["results"]  # pandas adds it to a list
     results: Results
-    bootstrap: int
 
     @classmethod
-    def read(cls, folder: str, bootstrap: int) -> ResultsFrame:
+    def read(cls, folder: str) -> ResultsFrame:
         """Rows of a folder or an address; a UserWarning says what is unfinished."""
         results = load_results(results_folder(folder))
         frame = cls(list(results.records))
-        frame.results, frame.bootstrap = results, bootstrap
+        frame.results = results
         if frame.unfinished:
             warnings.warn(frame.unfinished, stacklevel=3)
         return frame
@@ -149,7 +148,7 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
     @cached_property
     def comparisons(self) -> list[Comparison]:
         """Answers, then given replies, protocol by protocol."""
-        return compare_all(self.results, resamples=self.bootstrap)
+        return compare_all(self.results)
 
     def sentences(self) -> list[str]:
         """What kvp eval says at its end, and kvp report at its beginning."""

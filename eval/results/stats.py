@@ -41,6 +41,8 @@ Bounds = tuple[float, float]
 
 LEVEL = 0.05
 """1 minus the confidence of every interval, and the error rate of a table of comparisons."""
+RESAMPLES = 2000
+"""Draws behind each interval."""
 PSEUDO_PROMPTS = 0.5
 """Prompts added at each end of the range, all tasks together."""
 FEWEST = 10
@@ -102,12 +104,7 @@ def reply_tokens(records: Iterable[Mapping[str, Any]]) -> dict[Unit, float] | No
 
 
 def bootstrap_mean(
-    scores: Scores,
-    *,
-    bounds: Bounds | None = (0, 1),
-    weights: Mapping[Unit, float] | None = None,
-    resamples: int = 2000,
-    seed: int = 0,
+    scores: Scores, *, bounds: Bounds | None = (0, 1), weights: Mapping[Unit, float] | None = None
 ) -> Interval:
     """Mean over tasks of the mean over prompts, policies averaged, with its interval.
 
@@ -119,20 +116,14 @@ def bootstrap_mean(
     values = _over_policies(scores)
     if not values:
         raise ValueError("no prompts to average")
-    generator = np.random.default_rng(seed)
-    draws = _prompt_draws(_by_task(values, weights), bounds, resamples, generator)
-    draws += _seed_draws(_means_of_seeds(scores, values, weights), resamples, generator)
+    generator = np.random.default_rng(0)
+    draws = _prompt_draws(_by_task(values, weights), bounds, generator)
+    draws += _seed_draws(_means_of_seeds(scores, values, weights), generator)
     return _interval(_mean(values, weights), draws, len(values), bounds)
 
 
 def paired_difference(
-    ours: Scores,
-    theirs: Scores,
-    *,
-    bounds: Bounds | None = (-1, 1),
-    weights: Mapping[Unit, float] | None = None,
-    resamples: int = 2000,
-    seed: int = 0,
+    ours: Scores, theirs: Scores, *, weights: Mapping[Unit, float] | None = None, seed: int = 0
 ) -> Interval:
     """Mean of ours minus theirs over the prompts both answered, with interval and p-value.
 
@@ -141,16 +132,13 @@ def paired_difference(
     they are independent. The interval reaches to 0 where the test does not reject it. Raises
     ValueError where they share no prompt.
     """
-    bounds = bounds if weights is None else None
     shared = _minus(_over_policies(ours), _over_policies(theirs))
     if not shared:
         raise ValueError("the two methods share no prompt")
     if _mean(shared, weights) < 0:  # the same draws for both orders, so that pages agree
-        return -paired_difference(
-            theirs, ours, bounds=bounds, weights=weights, resamples=resamples, seed=seed
-        )
-    generator = np.random.default_rng(seed)
-    draws = _prompt_draws(_by_task(shared, weights), bounds, resamples, generator)
+        return -paired_difference(theirs, ours, weights=weights, seed=seed)
+    generator, bounds = np.random.default_rng(seed), (-1, 1) if weights is None else None
+    draws = _prompt_draws(_by_task(shared, weights), bounds, generator)
     sides: list[Scores] = [ours, theirs]
     if set(ours) == set(theirs):
         sides = [{policy: _minus(ours[policy], theirs[policy]) for policy in ours}]
@@ -158,10 +146,10 @@ def paired_difference(
         (_means_of_seeds(side, shared, weights) for side in sides), key=_standard_error
     )
     for means in others:
-        draws += _seed_draws(means, resamples, generator)
+        draws += _seed_draws(means, generator)
     if _standard_error(widest) > 0:
         p = _p_value_of_seeds(draws, widest)
-        draws += _seed_draws(widest, resamples, generator)
+        draws += _seed_draws(widest, generator)
     else:
         degrees = sum(len(sums) - 1 for sums, _ in _by_task(shared, weights))
         p = _p_value_of_prompts(draws, degrees, stretched=bounds is None)
@@ -207,7 +195,7 @@ def prompts_to_hold(difference: Interval, size: float = RESOLUTION) -> int:
     return math.ceil(difference.prompts * ratio**2)
 
 
-def perplexity(records: Iterable[Mapping[str, Any]], *, resamples: int = 2000) -> Interval:
+def perplexity(records: Iterable[Mapping[str, Any]]) -> Interval:
     """exp(sum of nll / sum of reply tokens) with its interval over texts (KVP, section 4.2).
 
     Policies are pooled. The interval is made in nats per token; of a single text it has width 0.
@@ -216,9 +204,7 @@ def perplexity(records: Iterable[Mapping[str, Any]], *, resamples: int = 2000) -
     records = [record for record in records if record["nll"] is not None]
     if not records:
         raise ValueError("no replies to average")
-    nats = bootstrap_mean(
-        prompt_values(records), weights=reply_tokens(records), resamples=resamples
-    )
+    nats = bootstrap_mean(prompt_values(records), weights=reply_tokens(records))
     return Interval(
         mean=math.exp(-nats.mean),
         low=max(1.0, math.exp(-nats.high)),
@@ -307,12 +293,9 @@ def _by_task(
 
 
 def _prompt_draws(
-    tasks: Sequence[Sequence[Floats]],
-    bounds: Bounds | None,
-    resamples: int,
-    generator: np.random.Generator,
+    tasks: Sequence[Sequence[Floats]], bounds: Bounds | None, generator: np.random.Generator
 ) -> Floats:
-    """Means [resamples] under random weights of the contexts, of one prompt each as a rule.
+    """Means [`RESAMPLES`] under random weights of the contexts, of one prompt each as a rule.
 
     `tasks` are those of `_by_task`. The prompts added at the ends are divided so that tasks of few
     contexts, which decide the width, get most of them. Draws are stretched about their own mean to
@@ -320,10 +303,10 @@ def _prompt_draws(
     """
     precision = sum(1 / len(sums) for sums, _ in tasks)
     degrees = sum(len(sums) - 1 for sums, _ in tasks)
-    draws = np.zeros(resamples)
+    draws = np.zeros(RESAMPLES)
     for sums, counts in tasks:
         n, prompts = len(sums), float(counts.sum())
-        weights = generator.standard_exponential((resamples, n))
+        weights = generator.standard_exponential((RESAMPLES, n))
         total, weight = weights @ sums, weights @ counts
         # Ratio of the standard errors, s^2 / n unbiased to (n - 1) s^2 / (n (n + 1)) as drawn.
         centre, factor = float(sums.sum() / prompts), math.sqrt((n + 1) / max(n - 1, 1))
@@ -332,7 +315,7 @@ def _prompt_draws(
         else:
             size = prompts / n  # what is added weighs as much as contexts do
             added = PSEUDO_PROMPTS / n / precision
-            ends = generator.standard_gamma(added, (resamples, 2))
+            ends = generator.standard_gamma(added, (RESAMPLES, 2))
             total = total + size * (ends @ np.array(bounds))
             weight = weight + size * ends.sum(1)
             centre = (float(sums.sum()) + size * added * sum(bounds)) / (prompts + 2 * size * added)
@@ -358,16 +341,16 @@ def _standard_error(means: Sequence[float]) -> float:
     return float(np.std(means, ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else 0.0
 
 
-def _seed_draws(means: Sequence[float], resamples: int, generator: np.random.Generator) -> Floats:
-    """Deviations [resamples] of the mean over seeds; 0 for fewer than two seeds."""
+def _seed_draws(means: Sequence[float], generator: np.random.Generator) -> Floats:
+    """Deviations [`RESAMPLES`] of the mean over seeds; 0 for fewer than two seeds."""
     if len(means) < 2:
-        return np.zeros(resamples)
-    draws: Floats = generator.standard_t(len(means) - 1, resamples)
+        return np.zeros(RESAMPLES)
+    draws: Floats = generator.standard_t(len(means) - 1, RESAMPLES)
     return draws * _standard_error(means)
 
 
 def _p_value_of_seeds(draws: Floats, means: Sequence[float]) -> float:
-    """Two-sided, of draws [resamples] to which the deviations of seeds are still to be added.
+    """Two-sided, of draws [`RESAMPLES`] to which the deviations of seeds are still to be added.
 
     Their distribution is known, so that small p-values are not a matter of counting draws.
     """

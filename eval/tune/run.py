@@ -247,7 +247,7 @@ class Tuning:
             for policy, runs in of_policy.items()
         }  # fmt: skip
         bounds = None if self.prepared.prompts[0].forced else (0, 1)
-        interval = bootstrap_mean(scores, bounds=bounds, resamples=self.config.bootstrap)
+        interval = bootstrap_mean(scores, bounds=bounds)
         setting = method.setting
         return Scored(
             scorer=search.spec(method), variant=setting.variant, allocator=setting.allocator,

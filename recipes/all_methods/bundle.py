@@ -34,7 +34,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--base_model")
     parser.add_argument("--weights", choices=tuple(WEIGHTS), default="float32")
     parser.add_argument("--more", type=Path)
-    parser.add_argument("--bootstrap", type=int, default=2000)
     given = parser.parse_args(argv)
     policy = load_shard(given.policy)
     model = dict(load_results(given.results).manifest["identity"]["model_digest"])
@@ -43,11 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     meta = replace(policy.meta, model=portable(model), training=portable(policy.meta.training))
     rankers = policy.rankers.with_dtype(WEIGHTS[given.weights])
     card = model_card(
-        replace(policy, meta=meta),
-        given.name,
-        license="apache-2.0",
-        results=given.results,
-        resamples=given.bootstrap,
+        replace(policy, meta=meta), given.name, license="apache-2.0", results=given.results
     )
     more = "\n" + given.more.read_text(encoding="utf-8") if given.more else ""
     folder = BUNDLED[given.name]

@@ -21,7 +21,7 @@ def evaluations(tiny_folder, tiny_policy, fork_server):
     settings = {
         "model": tiny_folder, "policies": tiny_policy, "methods": METHODS, "prompts": 4,
         "tasks": "niah_single_1,chat", "budgets": "12.5%,25%", "length": 260,
-        "timing_prompts": 1, "max_new_tokens": 6, "bootstrap": 20,
+        "timing_prompts": 1, "max_new_tokens": 6,
     }  # fmt: skip
     flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
     return fork_server("eval", *flags, modules=("eval.run",), model=tiny_folder)

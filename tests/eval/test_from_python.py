@@ -19,7 +19,7 @@ from kvp.scoring import Needs
 from policies import load_policy, make_allocator, make_method
 
 SMALL = {"tasks": ["niah_single_1"], "length": 200, "prompts": 2, "budgets": ["25%"],
-         "protocols": "query_aware", "protection": "off", "bootstrap": 5}  # fmt: skip
+         "protocols": "query_aware", "protection": "off"}  # fmt: skip
 
 
 @dataclass(frozen=True)

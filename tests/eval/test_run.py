@@ -33,7 +33,7 @@ def _arguments(folder, policy, out, **changes):
     settings = {
         "model": folder, "policies": policy, "methods": METHODS, "tasks": "niah_single_1,chat",
         "budgets": "12.5%,25%", "prompts": 2, "length": 260, "timing_prompts": 1,
-        "max_new_tokens": 6, "out": out, "bootstrap": 20, **changes,
+        "max_new_tokens": 6, "out": out, **changes,
     }  # fmt: skip
     return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
 
@@ -360,7 +360,7 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(
     assert set(paired["pairs"]) == {1, 2}
     capsys.readouterr()
     assert run_program("compare", [str(tmp_path / "r"), str(tmp_path / "again")]) == 0
-    assert run_program("report", [str(tmp_path / "r"), "--bootstrap", "20"]) == 0
+    assert run_program("report", [str(tmp_path / "r")]) == 0
     out = capsys.readouterr().out.splitlines()
     assert [line.partition(f": {said} ")[0] for line in out[:2]] == ["first", "second"]
     assert out[-2] == said

@@ -31,7 +31,7 @@ def settings_of(folder, data, **changes):
     return {
         "model": str(folder), "tasks": "data", "data": str(data), "split": "all", "length": 300,
         "methods": METHODS, "budgets": "30%", "protection": "off", "timing_prompts": 0,
-        "bootstrap": 5, "max_new_tokens": 6, "out": str(data.parent / "out"), **changes,
+        "max_new_tokens": 6, "out": str(data.parent / "out"), **changes,
     }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from kvp.program.table import report
 def _short(folder, out, **changes):
     arguments = {
         "model": folder, "length": 260, "methods": "full,knorm", "budgets": "50%", "prompts": 2,
-        "protection": "off", "timing_prompts": 0, "bootstrap": 5, "max_new_tokens": 4, "out": out,
+        "protection": "off", "timing_prompts": 0, "max_new_tokens": 4, "out": out,
         **changes,
     }  # fmt: skip
     return main([part for k, v in arguments.items() for part in (f"--{k}", str(v))])
@@ -136,7 +136,7 @@ def test_a_task_object_from_python(tiny_folder, tmp_path, monkeypatch):
     task = import_module("kvp_test_object").Letters()
     kvp.evaluate(
         tasks=[task], model=str(tiny_folder), length=200, methods="full", prompts=1,
-        timing_prompts=0, bootstrap=5, out=str(tmp_path / "out"),
+        timing_prompts=0, out=str(tmp_path / "out"),
     )  # fmt: skip
     assert {record["score"] for record in _records(tmp_path / "out")} == {0.25}
 

@@ -128,7 +128,7 @@ def test_a_model_without_chat_template_is_measured_on_text(tiny_folder, jsonl, t
     arguments = {
         "model": folder, "tasks": "text", "text": jsonl, "length": 64, "continuation_tokens": 16,
         "methods": "full,snapkv+ada", "budgets": "50%", "protection": "off", "prompts": 2,
-        "timing_prompts": 1, "bootstrap": 5, "out": out,
+        "timing_prompts": 1, "out": out,
     }  # fmt: skip
     assert main([part for k, v in arguments.items() for part in (f"--{k}", str(v))]) == 0
     records = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]

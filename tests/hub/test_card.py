@@ -55,7 +55,7 @@ def header(card):
 
 
 def test_a_card_tells_what_the_policy_and_its_results_record(policy_folder, results):
-    card = _card(policy_folder, license="mit", results=str(results), resamples=100)
+    card = _card(policy_folder, license="mit", results=str(results))
     assert header(card)["license"] == "mit"
     assert header(card)["library_name"] == "kvp"
     assert "license" not in header(_card(policy_folder))

@@ -19,7 +19,7 @@ def evaluations(model_folder, trained, fork_server):
     settings = {
         "model": model_folder, "methods": "full,kvp,random,snapkv", "prompts": 4,
         "tasks": "niah_single_1", "budgets": "12.5%,25%", "length": 300,
-        "timing_prompts": 1, "max_new_tokens": 3, "bootstrap": 20,
+        "timing_prompts": 1, "max_new_tokens": 3,
     }  # fmt: skip
     flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
     return fork_server("eval", *flags, modules=("eval.run", "obstore"), model=model_folder)
@@ -86,10 +86,10 @@ def test_killed_evaluations_are_started_again(
 def test_a_report_is_made_of_results_on_s3(whole, prefix, tmp_path, capsys):
     out = prefix / "results"
     copy_files(whole, out, [path.name for path in whole.iterdir()])
-    assert report([str(out), "--bootstrap", "20"]) == 2
+    assert report([str(out)]) == 2
     assert "--out is missing: a page cannot be written to s3://" in capsys.readouterr().err
     page = tmp_path / "page.html"
-    assert report([str(out), "--bootstrap", "20", "--out", str(page)]) == 0
+    assert report([str(out), "--out", str(page)]) == 0
     assert page.stat().st_size > 10_000
     assert report([str(prefix / "nothing"), "--out", str(page)]) == 2
     assert "nothing does not exist; is this a results folder?" in capsys.readouterr().err

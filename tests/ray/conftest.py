@@ -26,7 +26,6 @@ COLLECT = (
 EVALUATE = (
     "--methods=full,random,snapkv,knorm+ada", "--prompts=4", "--tasks=niah_single_1,chat",
     "--budgets=12.5%,25%", "--length=260", "--timing_prompts=1", "--max_new_tokens=6",
-    "--bootstrap=20",
 )  # fmt: skip
 OWN = ("AWS_", "KVP_", "RAY_ADDRESS")
 """Beginnings of variables that the cluster has not: workers have those of their program."""

@@ -27,7 +27,7 @@ def _arguments(folder, out, **changes):
     settings = {
         "model": folder, "scorer": "keydiff", "tasks": "niah_single_1,chat", "budget": "20%",
         "search_prompts": 3, "holdout": 4, "length": 260, "generations": 2, "max_new_tokens": 5,
-        "out": out, "bootstrap": 50, **changes,
+        "out": out, **changes,
     }  # fmt: skip
     return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
 

@@ -170,7 +170,7 @@ def make_comparison(tmp_path, write_results):
     def make(**parts):
         folder = write_results(tmp_path / f"compared{len(list(tmp_path.iterdir()))}", **parts)
         results = load_results(folder)
-        return compare_methods(results, "accuracy", "query_aware", resamples=50)
+        return compare_methods(results, "accuracy", "query_aware")
 
     return make
 
@@ -190,5 +190,5 @@ def reported(tmp_path_factory, write_results):
         ],
         timing=timing_records(),
     )  # fmt: skip
-    assert main([str(folder), "--bootstrap", "50", "--png", str(folder / "figures")]) == 0
+    assert main([str(folder), "--png", str(folder / "figures")]) == 0
     return folder

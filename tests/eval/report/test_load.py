@@ -59,7 +59,7 @@ def _change(folder, name, **changes):
 
 
 def _page(folder):
-    return render(Run(load_results(folder), 3))
+    return render(Run(load_results(folder)))
 
 
 def test_a_report_follows_the_plan_whichever_process_wrote_first(tmp_path, write_results):
@@ -191,5 +191,5 @@ def test_no_script_may_run(folder, evil):
 
 def test_nothing_is_written_outside_of_the_folder(folder, tmp_path):
     _change(folder, "rows.jsonl", protocol="/../../victim")
-    assert main([str(folder), "--bootstrap", "3"]) == 2
+    assert main([str(folder)]) == 2
     assert {path.name for path in tmp_path.iterdir()} == {"r"}

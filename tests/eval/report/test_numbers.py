@@ -23,7 +23,7 @@ GROUPS = {None: "", "seed0": "", "seed1": ""}
 def _chosen(answers, *tuned):
     """Label and note of the setting shown, by family."""
     records = [record for record in answers if record["protocol"] == "query_aware"]
-    cells = estimates("accuracy", records, policy_groups(records), resamples=10)
+    cells = estimates("accuracy", records, policy_groups(records))
     chosen = choose_settings(dict.fromkeys(setting for setting, _ in cells), tuned)
     return {setting.family: (setting.label, note) for setting, note in chosen.items()}
 
@@ -217,7 +217,7 @@ def test_a_policy_run_in_several_settings_names_those_that_are_not_quoted(made, 
 
 
 def test_terminal_page_and_python_say_the_same(reported):
-    table = kvp.read_results(reported, bootstrap=50)
+    table = kvp.read_results(reported)
     terminal = summary(table.comparisons)
     page = html.unescape((reported / "report.html").read_text())
     seen, unseen, given = (

@@ -28,7 +28,7 @@ def html(reported):
 
 
 def _report(folder, *flags):
-    assert main([str(folder), "--bootstrap", "5", *flags]) == 0
+    assert main([str(folder), *flags]) == 0
     return (folder / "report.html").read_text(encoding="utf-8")
 
 
@@ -117,7 +117,6 @@ def test_folders_that_several_runs_extended_have_a_report(tmp_path, write_result
         (("{tmp}/r", "--out", "{tmp}/notes.html"), "was not written by kvp report"),
         (("{tmp}/r", "--out", "{tmp}/notes.html/x/y.html"), "Not a directory"),
         (("{tmp}/r", "--png", "{tmp}/notes.html"), "--png"),
-        (("{tmp}/r", "--bootstrap", "0"), "--bootstrap must be at least 1"),
     ],
 )
 def test_what_cannot_work_is_one_line_and_replaces_nothing(
@@ -127,7 +126,7 @@ def test_what_cannot_work_is_one_line_and_replaces_nothing(
     (tmp_path / "notes.html").write_text("<!DOCTYPE html>\n<html><title>KV-cache eviction")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     given = [flag.format(tmp=tmp_path) for flag in flags]
-    assert main([*(() if "--bootstrap" in given else ("--bootstrap", "3")), *given]) == 2
+    assert main([*given]) == 2
     *progress, error = capsys.readouterr().err.splitlines()
     assert error.startswith("kvp report: error: ")
     assert message.format(tmp=tmp_path) in error

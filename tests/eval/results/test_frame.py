@@ -29,16 +29,16 @@ def _record(method, budget, example="a", **fields):
     }  # fmt: skip
 
 
-def _compared(records, resamples=10, tuned=(), planned=(), **recorded):
+def _compared(records, tuned=(), planned=(), **recorded):
     results = Results(
         folder=Path(), manifest={"planned": planned, "identity": IDENTITY, **recorded},
         records=tuple(records), timing=(), tuned=tuned, notes=(),
     )  # fmt: skip
-    return compare_all(results, resamples=resamples)
+    return compare_all(results)
 
 
-def _text(records, resamples=10, planned=()):
-    return f"{summary(_compared(records, resamples, planned=planned))}\n"
+def _text(records, planned=()):
+    return f"{summary(_compared(records, planned=planned))}\n"
 
 
 def _rows(text):
@@ -87,8 +87,7 @@ def test_allocators_have_their_lines_and_chosen_sizes_their_column():
     header = next(line for line in text.splitlines() if line.startswith("method"))
     assert header.split() == ["method", "6%", "own", "full"]
     assert list(_rows(text))[1:] == ["full", "snapkv", "snapkv+ada(safeguard=0.5)", "gvote+own"]
-    # one prompt, answered: Beta(1.5, 0.5), stretched, from 0.04 or so to 1
-    assert re.search(r"100 \([345]-100\) @18%", text)
+    assert "100 (0-100) @18%" in text  # one prompt, answered: Beta(1.5, 0.5), stretched
 
 
 def test_table_fits_a_hundred_columns():
@@ -97,7 +96,7 @@ def test_table_fits_a_hundred_columns():
         for budget in BUDGETS
         for number in range(10)
     ] + [_record("full", None, str(number), score=1.0) for number in range(10)]
-    text = _text(records, resamples=100)
+    text = _text(records)
     lines = [line for line in text.splitlines() if line.startswith(("snapkv:kvpress +p", "method"))]
     assert len(lines) == 4  # in two blocks
     assert "".join(lines).count("50 (") == 7  # every budget is there, uncut
@@ -157,7 +156,7 @@ def test_what_was_measured_is_said_in_one_sentence():
 
 
 def _said(records, tuned=()):
-    comparison = _compared(records, 2000, tuned)[0]
+    comparison = _compared(records, tuned)[0]
     return "\n".join(each for each in sentences(comparison) if each != comparison.measured)
 
 
@@ -235,7 +234,7 @@ def test_what_is_said_of_a_difference_is_what_its_interval_and_the_test_say(thei
     _, other, null, *_ = said.splitlines()
     assert re.search(f"The best other method, kvzip .*%.*: {words}[.]$", other), said
     assert said.count("paired by prompt") == 1
-    table = tidy(*_compared(records, 2000))  # no other test marks the table's differences
+    table = tidy(*_compared(records))  # no other test marks the table's differences
     row = table[(table.method == "kvzip") & (table.budget == "12.5%") & (table.task == OVERALL)]
     assert bool(row.minus_lead_differs.item()) == ("ahead" in words)
     assert "random, answers 25% " in null
@@ -268,7 +267,7 @@ def test_one_method_beside_the_oracle_is_compared():
         for budget in ((None,) if method == "full" else ("25%", "50%"))
         for example in range(40)
     ]
-    (comparison,) = _compared(records, 200)
+    (comparison,) = _compared(records)
     assert {spec for _, spec in comparison.told} == {"25%", "50%"}
 
 
@@ -298,7 +297,7 @@ def test_few_prompts_get_numbers_and_no_verdict():
             for method, score, fields in (("kvp", 1.0, LEARNED), ("snapkv", 0.0, {}))
             for number in range(prompts)
         ]
-        (comparison,) = _compared(records, 200)
+        (comparison,) = _compared(records)
         return "\n".join(sentences(comparison)), comparison.told
 
     few, none = of(9)
@@ -320,7 +319,7 @@ def test_sentences_are_about_any_budget():
         for budget, score in zip(("6%", "12.5%"), of_budgets, strict=True)
         for number in range(12)
     ]
-    (comparison,) = _compared(records, 200)
+    (comparison,) = _compared(records)
     for budget, first, second in (("6%", "kvzip", "keydiff"), ("12.5%", "keydiff", "kvzip")):
         main, paired, *_ = findings(comparison, comparison.best_at(budget))
         assert main.startswith(f"At {budget} of the cache")
@@ -478,7 +477,7 @@ def test_every_number_has_its_column():
         for task, right in zip(("niah_single_1", "vt"), rights, strict=True)
         for n in range(40)
     ]  # fmt: skip
-    table = tidy(_compared(records, 200)[0])
+    table = tidy(_compared(records)[0])
     assert table.duplicated(["task", "method", "setting", "budget"]).sum() == 0
     knorm = table[table["method"] == "knorm"].set_index("task")
     assert list(knorm["apart"]) == [False, False, True]  # all, niah_single_1, vt: full answers 10 %

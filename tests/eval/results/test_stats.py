@@ -21,6 +21,12 @@ from eval.results.stats import (
 MANY = 20_000
 
 
+@pytest.fixture
+def many(monkeypatch):
+    """Draw so many times that quantiles are those of the distribution."""
+    monkeypatch.setattr("eval.results.stats.RESAMPLES", MANY)
+
+
 def _row(task, example, policy=None, **fields):
     return {
         "task": task, "example": example, "policy": policy, "score": None, "nll": None, **fields,
@@ -51,7 +57,7 @@ def test_a_number_per_policy_and_prompt_higher_is_better_and_policies_are_averag
 
 def test_tasks_weigh_the_same_whatever_their_number_of_prompts_and_so_do_questions():
     values = {("a", "1"): 1.0, ("b", "1"): 0.0, ("b", "2"): 0.0, ("b", "3"): 0.0}
-    assert bootstrap_mean({None: values}, resamples=50).mean == 0.5
+    assert bootstrap_mean({None: values}).mean == 0.5
     questions = {("t", "a@00000001"): 1.0, ("t", "b@00000001"): 1.0, ("t", "c@00000002"): 0.0}
     assert bootstrap_mean({None: questions}).mean == pytest.approx(2 / 3)
     with pytest.raises(ValueError, match="no prompts"):
@@ -59,23 +65,23 @@ def test_tasks_weigh_the_same_whatever_their_number_of_prompts_and_so_do_questio
 
 
 @pytest.mark.parametrize(("right", "prompts"), [(0, 20), (1, 20), (20, 20), (30, 100)])
-def test_of_one_task_the_interval_is_that_of_jeffreys_stretched(right, prompts):
+def test_of_one_task_the_interval_is_that_of_jeffreys_stretched(many, right, prompts):
     # weights of x ones, n - x zeros and half a prompt at each end: Beta(x + 1/2, n - x + 1/2),
     # stretched about its mean by sqrt((n + 1) / (n - 1))
     centre = (right + 0.5) / (prompts + 1)
     stretch = math.sqrt((prompts + 1) / (prompts - 1))
     ends = stats.beta.ppf([0.025, 0.975], right + 0.5, prompts - right + 0.5)
     low, high = centre + stretch * (ends - centre)
-    found = bootstrap_mean(_scores([1.0] * right + [0.0] * (prompts - right)), resamples=MANY)
+    found = bootstrap_mean(_scores([1.0] * right + [0.0] * (prompts - right)))
     assert found.mean == right / prompts
     assert found.low == pytest.approx(max(0.0, min(low, found.mean)), abs=4e-3)
     assert found.high == pytest.approx(min(1.0, max(high, found.mean)), abs=4e-3)
 
 
-def test_the_added_prompts_are_one_for_all_tasks_and_go_where_prompts_are_few():
+def test_the_added_prompts_are_one_for_all_tasks_and_go_where_prompts_are_few(many):
     # six tasks of 20 wrong answers: about as wide as 120 of one task, not as six times 20
     six = {(str(k), str(n)): 0.0 for k in range(6) for n in range(20)}
-    assert bootstrap_mean({None: six}, resamples=MANY).high < 0.025
+    assert bootstrap_mean({None: six}).high < 0.025
     # two tasks; of the one added prompt the task of 2 prompts gets 25/26, that of 50 the rest:
     # the upper end is half of that of Beta(25/52, 2 + 25/52), stretched by sqrt(3)
     few = {("few", str(n)): 0.0 for n in range(2)} | {("many", str(n)): 0.0 for n in range(50)}
@@ -83,38 +89,38 @@ def test_the_added_prompts_are_one_for_all_tasks_and_go_where_prompts_are_few():
     centre = added / (2 + 2 * added)
     end = stats.beta.ppf(0.975, added, 2 + added)
     expected = (centre + math.sqrt(3) * (end - centre)) / 2
-    assert bootstrap_mean({None: few}, resamples=MANY).high == pytest.approx(expected, abs=0.01)
+    assert bootstrap_mean({None: few}).high == pytest.approx(expected, abs=0.01)
 
 
-def test_without_bounds_the_interval_is_students():
+def test_without_bounds_the_interval_is_students(many):
     values = np.random.default_rng(3).standard_normal(40)
-    found = bootstrap_mean(_scores(values.tolist()), bounds=None, resamples=MANY)
+    found = bootstrap_mean(_scores(values.tolist()), bounds=None)
     half = stats.t.ppf(0.975, 39) * values.std(ddof=1) / math.sqrt(40)
     assert found.high - found.low == pytest.approx(2 * half, rel=0.03)
     single = bootstrap_mean(_scores([0.3]), bounds=None)
     assert (single.low, single.high) == (0.3, 0.3)
 
 
-def test_the_spread_of_seeds_is_in_the_interval():
+def test_the_spread_of_seeds_is_in_the_interval(many):
     # every prompt alike, so prompts add next to nothing: Student's t over the three seeds
     scores = {
         seed: {("a", str(n)): level for n in range(400)}
         for seed, level in (("s0", 0.4), ("s1", 0.5), ("s2", 0.6))
     }
-    found = bootstrap_mean(scores, resamples=MANY)
+    found = bootstrap_mean(scores)
     half = stats.t.ppf(0.975, 2) * 0.1 / math.sqrt(3)
     assert found.mean == pytest.approx(0.5)
     assert (found.high - found.low) / 2 == pytest.approx(half, rel=0.06)
-    alone = bootstrap_mean({"s1": scores["s1"]}, resamples=MANY)
+    alone = bootstrap_mean({"s1": scores["s1"]})
     assert alone.high - alone.low < 0.02
 
 
-def test_the_spread_of_both_sides_seeds_is_in_a_difference():
+def test_the_spread_of_both_sides_seeds_is_in_a_difference(many):
     sides = [
         {f"{name}{level}": {("a", str(n)): level for n in range(400)} for level in levels}
         for name, levels in (("ours", (0.5, 0.6, 0.7)), ("theirs", (0.2, 0.3, 0.4)))
     ]
-    found = paired_difference(*sides, resamples=MANY)
+    found = paired_difference(*sides)
     draws = np.random.default_rng(5).standard_t(2, (2, 200_000)).sum(0) * 0.1 / math.sqrt(3)
     assert found.mean == pytest.approx(0.3)
     assert (found.high - found.low) / 2 == pytest.approx(np.quantile(draws, 0.975), rel=0.1)
@@ -134,11 +140,11 @@ def test_pairing_takes_away_what_prompts_have_in_common():
     theirs = _scores(hard.tolist())
     ours = _scores((hard + 0.125).tolist())
     ours[None]["b", "only ours"] = 9.0  # type: ignore[index]
-    found = paired_difference(ours, theirs, resamples=200)
+    found = paired_difference(ours, theirs)
     assert (found.prompts, round(found.mean, 9)) == (300, 0.125)
     assert 0.11 < found.low < found.high < 0.14
     assert found.p < 1e-12
-    same = paired_difference(theirs, theirs, resamples=200)
+    same = paired_difference(theirs, theirs)
     assert same.low < 0 < same.high
     assert same.p > 0.9
     with pytest.raises(ValueError, match="share no prompt"):
@@ -152,24 +158,25 @@ def test_the_other_order_has_the_same_interval():
     assert one.p == other.p
 
 
-def test_a_p_value_is_that_of_the_paired_t_test():
+def test_a_p_value_is_that_of_the_paired_t_test(many):
     values = np.random.default_rng(8).standard_normal(60) + 0.25
     for shift in (0.0, 0.1, 0.7):
         moved = (values + shift).tolist()
-        found = paired_difference(_scores(moved), _scores([0.0] * 60), bounds=None, resamples=MANY)
+        zeros = _scores([0.0] * 60)
+        found = paired_difference(_scores(moved), zeros, weights=dict.fromkeys(zeros[None], 1.0))
         assert found.p == pytest.approx(stats.ttest_1samp(moved, 0).pvalue, rel=0.25)
         assert (found.p < 0.05) == (found.low > 0)
 
 
-def test_a_p_value_with_seeds_is_that_of_their_t_test():
+def test_a_p_value_with_seeds_is_that_of_their_t_test(many):
     # prompts alike, so that the three means of seeds decide: t = 0.3 / (0.1 / sqrt(3)), 2 degrees
     units = [("a", str(n)) for n in range(400)]
     theirs = {None: dict.fromkeys(units, 0.0)}
     ours = {f"s{n}": dict.fromkeys(units, level) for n, level in enumerate((0.2, 0.3, 0.4))}
-    found = paired_difference(ours, theirs, resamples=MANY)
+    found = paired_difference(ours, theirs)
     expected = 2 * stats.t.sf(0.3 / (0.1 / math.sqrt(3)), 2)
     assert found.p == pytest.approx(expected, rel=0.05)
-    assert paired_difference(theirs, ours, resamples=MANY).p == pytest.approx(expected, rel=0.05)
+    assert paired_difference(theirs, ours).p == pytest.approx(expected, rel=0.05)
 
 
 def test_the_same_policies_are_paired_and_others_are_not():
@@ -190,7 +197,7 @@ def test_perplexity_pools_tokens_of_all_texts():
         _row("chat", "2", nll=6.0, reply_tokens=4),
         _row("chat", "3", reply_tokens=None),
     ]
-    found = perplexity(rows, resamples=500)
+    found = perplexity(rows)
     assert found.mean == pytest.approx(math.e)  # exp(8 / 8)
     assert found.prompts == 2
     assert found.low == 1.0  # the least perplexity there is
@@ -201,17 +208,17 @@ def test_perplexity_pools_tokens_of_all_texts():
         perplexity(rows[2:])
 
 
-def test_perplexity_has_students_interval_in_nats_per_token():
+def test_perplexity_has_students_interval_in_nats_per_token(many):
     nats = np.random.default_rng(4).normal(2.0, 0.3, 30)
     rows = [_row("chat", str(n), nll=10 * value, reply_tokens=10) for n, value in enumerate(nats)]
-    found = perplexity(rows, resamples=MANY)
+    found = perplexity(rows)
     half = stats.t.ppf(0.975, 29) * nats.std(ddof=1) / math.sqrt(30)
     assert math.log(found.high / found.low) == pytest.approx(2 * half, rel=0.04)
     seeds = [
         _row("chat", row["example"], seed, nll=row["nll"] + shift, reply_tokens=10)
         for seed, shift in (("s0", -1.0), ("s1", 1.0)) for row in rows
     ]  # fmt: skip
-    both = perplexity(seeds, resamples=MANY)
+    both = perplexity(seeds)
     assert both.mean == pytest.approx(found.mean)
     # two seeds, 0.2 nats apart: t of one degree of freedom times 0.1
     spread = stats.t.ppf(0.975, 1) * 0.1
@@ -238,10 +245,12 @@ def test_holm_stops_at_the_first_p_value_above_its_level():
 
 def test_the_prompts_that_resolve_a_difference_make_its_interval_as_narrow():
     draws = np.random.default_rng(5).standard_normal(40_000) * 0.5
-    few = paired_difference(_scores(draws[:200].tolist()), _scores([0.0] * 200), bounds=None)
+    zeros = _scores([0.0] * len(draws))
+    unbounded = {"weights": dict.fromkeys(zeros[None], 1.0)}
+    few = paired_difference(_scores(draws[:200].tolist()), zeros, **unbounded)
     needed = prompts_to_resolve(few)
     assert needed == pytest.approx((1.96 * 0.5 / 0.05) ** 2, rel=0.15)
-    more = paired_difference(_scores(draws[:needed].tolist()), _scores([0.0] * needed), bounds=None)
+    more = paired_difference(_scores(draws[:needed].tolist()), zeros, **unbounded)
     assert (more.high - more.low) / 2 == pytest.approx(0.05, rel=0.1)
 
 
@@ -254,7 +263,7 @@ def test_perplexities_are_paired_as_their_ratio():
         for side in range(2)
     ]  # fmt: skip
     values = [prompt_values(rows) for rows in sides]
-    gap = paired_difference(*values, bounds=None, weights=reply_tokens(sides[0]))
+    gap = paired_difference(*values, weights=reply_tokens(sides[0]))
     ratio = perplexity(sides[1]).mean / perplexity(sides[0]).mean
     assert gap.mean == pytest.approx(math.log(ratio)) == pytest.approx(0.1)
     assert gap.high - gap.low < 0.001 < perplexity(sides[0]).high - perplexity(sides[0]).low
@@ -265,11 +274,12 @@ def test_perplexities_are_paired_as_their_ratio():
     ("prompts", "methods", "given"),
     [(10, 2, False), (20, 2, False), (50, 2, False), (20, 4, False), (20, 2, True)],
 )
-def test_equal_methods_are_rarely_told_apart(prompts, methods, given):
+def test_equal_methods_are_rarely_told_apart(prompts, methods, given, monkeypatch):
     """The share of 2,000 runs in which the best of equal methods is called ahead of another.
 
     Of two tasks, right or wrong answers; or of `given` replies, whose tokens weigh.
     """
+    monkeypatch.setattr("eval.results.stats.RESAMPLES", 200)
     told, generator = 0, np.random.default_rng(prompts + methods)
     units = [(f"{task}", f"{number}") for task in range(2) for number in range(prompts)]
     for _ in range(2000):
@@ -277,11 +287,10 @@ def test_equal_methods_are_rarely_told_apart(prompts, methods, given):
         noise = generator.exponential(0.1, (methods, len(units)))
         drawn = -hard - noise if given else generator.random((methods, len(units))) < hard
         weights = dict(zip(units, generator.integers(5, 200, len(units)) * 1.0, strict=True))
-        how = {"bounds": None, "weights": weights} if given else {}
+        how = {"weights": weights} if given else {}
         sides = [{None: dict(zip(units, map(float, one), strict=True))} for one in drawn]
-        best = max(sides, key=lambda side: bootstrap_mean(side, resamples=1, **how).mean)
-        gaps = [paired_difference(best, side, resamples=200, **how) for side in sides
-                if side is not best]  # fmt: skip
+        best = max(sides, key=lambda side: bootstrap_mean(side, **how).mean)
+        gaps = [paired_difference(best, side, **how) for side in sides if side is not best]
         told += any(holm(gaps, methods * (methods - 1) // 2))
     print(f"told apart: {told / 2000:.1%}")
     assert told / 2000 <= 0.05
@@ -315,8 +324,8 @@ def test_questions_of_one_context_count_as_one_draw(bounds):
     assert (often.low, often.high) == pytest.approx((once.low, once.high))
     others = {unit: 0.0 for unit in alone}
     zeros = {unit: 0.0 for unit in _shared(12, 8, values)}
-    gap = paired_difference({None: alone}, {None: others}, bounds=None)
-    same = paired_difference({None: _shared(12, 8, values)}, {None: zeros}, bounds=None)
+    gap = paired_difference({None: alone}, {None: others})
+    same = paired_difference({None: _shared(12, 8, values)}, {None: zeros})
     assert same.p == pytest.approx(gap.p)
 
 

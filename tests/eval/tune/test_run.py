@@ -24,7 +24,6 @@ main = partial(run_program, "tune")
 
 SHARED = {
     "tasks": "niah_single_1", "length": 260, "budgets": "20%,50%", "max_new_tokens": 4,
-    "bootstrap": 20,
 }  # fmt: skip
 
 
@@ -174,7 +173,7 @@ def test_kvp_eval_runs_the_chosen_settings_on_other_prompts(evaluated, tuned):
 
 
 def test_the_report_says_where_each_setting_was_chosen(evaluated, tuned):
-    assert report([str(evaluated), "--bootstrap", "20"]) == 0
+    assert report([str(evaluated)]) == 0
     page = (evaluated / "report.html").read_text()
     assert "chosen on validation (10 settings)" in page
     assert "the default of 2" in page  # knorm, which was not tuned

@@ -165,11 +165,11 @@ def _make_results(folder):
     folder.mkdir()
     write_sealed_json(folder / "manifest.json", copy.deepcopy(RESULT))
     JsonLines(folder / "rows.jsonl").rewrite([ROW])
-    assert report([str(folder), "--bootstrap", "1"]) == 0
+    assert report([str(folder)]) == 0
 
     def read():
         results = load_results(folder)
-        report([str(folder), "--bootstrap", "1"])
+        report([str(folder)])
         OutputFolder.claim(folder, RESULTS, RESULT["identity"]).release()
         return results
 
@@ -498,7 +498,7 @@ def test_any_part_may_be_foreign(tmp_path, ran, kind):
 PLAN = SearchPlan(layers=2, target=parse_budget("4"), budget=4, minimum=1, maximum=8, group=2,
                   generations=1, constraint="project", seed=0)  # fmt: skip
 READERS = {
-    "report": lambda file: report([str(file.parent), "--bootstrap", "1"]),
+    "report": lambda file: report([str(file.parent)]),
     "resumed eval": RecordFile,
     "resumed search": lambda file: search(PLAN, lambda some: [0.5] * len(some), Journal(file)),
 }
