@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -33,12 +32,8 @@ from kvp.plugins import own_errors
 from kvp.ranking import EMPTY_SLOT
 from kvp.scoring import ALL_QUERIES, Needs
 
-AROUND, END, MOST = 16, 96, 384
-"""Tokens of an excerpt: on each side of evidence, at the end, with all evidence at most."""
 CHARACTERS = 2000
 """Of a question or a given reply in a record at most."""
-GAP = -1
-"""In place of a token's number: tokens that an excerpt leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +51,7 @@ class Prompt:
     evidence: tuple[int, ...] = ()
     """Tokens of the prompt that spell its answers (`kvp.data.encode`)."""
     readable: bool = False
-    """Whether its records hold its question and an excerpt (`eval.results.records.READABLE`)."""
+    """Whether its records hold its question (`eval.results.records.READABLE`)."""
 
     @property
     def forced(self) -> bool:
@@ -93,16 +88,6 @@ class Prompt:
     def reply(self) -> Tensor:
         """[reply tokens] int64."""
         return as_tensor(self.encoded.reply_ids)
-
-    @property
-    def excerpt(self) -> list[int]:
-        """Tokens to show of the prompt, ascending: its end, and evidence with what is around."""
-        tokens = len(self.encoded.ids)
-        shown = set(range(max(0, tokens - END), tokens))
-        for token in self.evidence:
-            if len(shown) < MOST:
-                shown |= {*range(max(0, token - AROUND), min(tokens, token + AROUND + 1))}
-        return sorted(shown)
 
     def score(self, prediction: str) -> float:
         """The task's score of a prediction, 0 to 1; UsageError where a user's own task fails."""
@@ -263,8 +248,7 @@ def evaluate_together(
     blind = [one for one in settings if one not in seeing]
     shared = list(keep(start, blind, None))
     for prompt in prompts:
-        pieces = _pieces(bench, prompt)
-        text = _text_fields(bench, prompt, pieces)
+        text = _text_fields(bench, prompt) if prompt.readable else {}
         compressed = list(shared)
         if seeing:
             compressed += keep(start, seeing, hindsight(bench, prompt, start))
@@ -275,7 +259,6 @@ def evaluate_together(
                 "cache_bytes": nbytes,
                 **result,
                 **text,
-                **_kept_fields(kept, pieces, start.tokens),
             }
             for (method, kept), (result, nbytes) in zip(compressed, results, strict=True)
         ]
@@ -381,58 +364,9 @@ def _evidence_fields(evidence: Sequence[int], kept: Tensor, cached: int) -> dict
     }
 
 
-Piece = tuple[str, int]
-"""A part of an excerpt: the text and number of a token, or what stands for a gap and `GAP`."""
-
-
-def _pieces(bench: Bench, prompt: Prompt) -> list[Piece]:
-    """The excerpt of a prompt; empty where its records hold none."""
-
-    def text(first: int, stop: int) -> str:
-        ids = list(prompt.encoded.ids[max(first, 0) : stop])
-        return str(bench.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
-
-    pieces: list[Piece] = []
-    before = -1
-    for token in prompt.excerpt if prompt.readable else ():
-        if token > before + 1:
-            pieces.append((" […] ", GAP))
-        # Behind the token before it, since some tokenizers drop the space that begins a text.
-        pieces.append((text(token - 1, token + 1)[len(text(token - 1, token)) :], token))
-        before = token
-    return pieces
-
-
-def _text_fields(bench: Bench, prompt: Prompt, pieces: Sequence[Piece]) -> Fields:
-    """What people read of a prompt; nothing without an excerpt."""
-    if not pieces:
-        return {}
+def _text_fields(bench: Bench, prompt: Prompt) -> Fields:
+    """What people read of a prompt."""
     sample, turns = prompt.sample, prompt.sample.messages
     question = turns[-2]["content"] if turns else sample.question + sample.answer_prefix
-    stops = list(accumulate(len(text) for text, _ in pieces))
-    places = {
-        token: [stop - len(text), stop] for (text, token), stop in zip(pieces, stops, strict=True)
-    }
-    return {
-        "question": question[-CHARACTERS:],
-        "reply": bench.text(list(prompt.encoded.reply_ids))[:CHARACTERS] if prompt.forced else None,
-        "excerpt": "".join(text for text, _ in pieces),
-        "excerpt_question": places.get(prompt.encoded.context_length, [None])[0],
-        "excerpt_evidence": [places[token] for token in prompt.evidence if token in places],
-    }
-
-
-def _kept_fields(kept: Tensor, pieces: Sequence[Piece], cached: int) -> Fields:
-    """For every character of an excerpt the ninths of all heads that keep its token, rounded up.
-
-    0 is no head; `-` a gap, or a token behind the first `cached` ones, which nothing evicts.
-    """
-    if not pieces:
-        return {}
-    heads = torch.bincount(kept[kept != EMPTY_SLOT], minlength=cached).tolist()
-    total = kept.shape[0] * kept.shape[1]
-    marks = (
-        (str(-(-9 * heads[token] // total)) if 0 <= token < cached else "-") * len(text)
-        for text, token in pieces
-    )
-    return {"excerpt_kept": "".join(marks)}
+    reply = bench.text(list(prompt.encoded.reply_ids))[:CHARACTERS] if prompt.forced else None
+    return {"question": question[-CHARACTERS:], "reply": reply}

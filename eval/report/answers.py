@@ -1,4 +1,4 @@
-"""Answers to read: of a few prompts, what every method answered at every budget, and what it kept.
+"""Answers to read: of a few prompts, what every method answered at every budget.
 
 The page holds them compressed, and its script shows one prompt at a time.
 """
@@ -19,10 +19,7 @@ LETTERS = 400
 """Of an answer on the page at most."""
 BYTES = 500_000
 """Of all compressed answers of a run at most; where they are more, fewer prompts are shown."""
-_OF_PROMPT = (
-    "protocol", "task", "example", "question", "references", "reply", "nll", "excerpt",
-    "excerpt_question", "excerpt_evidence",
-)  # fmt: skip
+_OF_PROMPT = ("protocol", "task", "example", "question", "references", "reply", "nll")
 _OF_ANSWER = ("family", "label", "policy", "budget_spec", "score", "nll", "reply_tokens")
 
 
@@ -54,7 +51,7 @@ def answers(comparisons: Sequence[Comparison]) -> tuple[str, str] | None:
         shown = [
             _shown_prompt(records)
             for prompts in tasks
-            for records in sorted(prompts, key=lambda rows: "excerpt" not in rows[0])[:count]
+            for records in sorted(prompts, key=lambda rows: "question" not in rows[0])[:count]
         ]
         content = json.dumps(shown, separators=(",", ":"))
         if len(pack_text(content)) <= BYTES:
@@ -71,7 +68,6 @@ def _shown_prompt(records: Sequence[Record]) -> Record:
         "answers": [
             {name: record.get(name) for name in _OF_ANSWER}
             | {"evidence": _evidence(record), "text": (record["prediction"] or "")[:LETTERS]}
-            | {"kept": record.get("excerpt_kept", "")}
             for record in records
         ]
     }

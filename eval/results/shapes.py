@@ -62,7 +62,6 @@ class ResultsRow(MethodFields):
     reply_tokens: _Count | None
     evidence_tokens: NotRequired[_Count | None]
     evidence_kept: NotRequired[list[_Numbers] | None]
-    excerpt_kept: NotRequired[str]
 
 
 class TimingRow(MethodFields):

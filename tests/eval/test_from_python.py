@@ -68,7 +68,7 @@ def test_a_table_is_the_same_behind_a_pickle(tiny_folder, tmp_path, monkeypatch)
     )  # fmt: skip
     for one in plain:
         assert type(one) is pd.DataFrame
-        assert "excerpt_kept" in repr(one)
+        assert "reply" in repr(one)
 
 
 def _through(write, read):

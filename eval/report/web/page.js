@@ -82,31 +82,12 @@ function make(tag, attributes, ...children) {
 }
 
 const SEEN = { query_aware: "question seen", query_agnostic: "question not seen" };
-const keyOf = (one) => `${one.label}|${one.policy ?? ""}|${one.budget_spec ?? ""}`;
 const chosen = ({ budget_spec: budget }) => !budget || budget === "own" || !view.budget || budget === view.budget;
 
 function outcome(one) {
   if (one.nll !== null) return [Math.exp(one.nll / one.reply_tokens).toFixed(2), ""];
   if (one.score > 0 && one.score < 1) return [one.score.toFixed(2), ""];
   return one.score ? ["right", "right"] : ["wrong", "wrong"];
-}
-
-// The excerpt, shaded by the share of heads that keep each character's token.
-function marked(prompt, kept) {
-  const letters = [...prompt.excerpt];
-  const evidence = letters.map(() => "");
-  for (const [start, stop] of prompt.excerpt_evidence) evidence.fill(" evidence", start, stop);
-  const style = (place) => (kept[place] ?? "-") + evidence[place];
-  const parts = [];
-  for (let start = 0, stop = 1; start < letters.length; start = stop, stop += 1) {
-    const here = style(start);
-    while (stop < letters.length && stop !== prompt.excerpt_question && style(stop) === here) stop += 1;
-    if (start === prompt.excerpt_question) parts.push(make("b", { class: "soft" }, " ▸question: "));
-    const text = letters.slice(start, stop).join("").replaceAll("\n", "↵\n");
-    const shade = { class: here.replace("-", "fed"), style: `--kept: ${Number.parseInt(here, 10) || 0}` };
-    parts.push(make("span", shade, text));
-  }
-  return parts;
 }
 
 async function browse(section) {
@@ -121,14 +102,12 @@ async function browse(section) {
   part("previous").addEventListener("click", () => step(-1));
   part("next").addEventListener("click", () => step(1));
 
-  function row(one, mark, name) {
-    const radio = make("input", { type: "radio", name: section.id, checked: one === mark });
-    radio.addEventListener("change", () => go({ kept: keyOf(one) }));
+  function row(one, name) {
     const [word, style] = outcome(one);
     return make(
       "tr",
       {},
-      make("th", { scope: "row" }, make("label", {}, radio, ` ${name(one)}`)),
+      make("th", { scope: "row" }, name(one)),
       make("td", {}, one.budget_spec ?? "all"),
       make("td", { class: style }, word),
       make("td", {}, one.evidence === null ? "–" : `${(100 * one.evidence).toFixed(0)} %`),
@@ -154,21 +133,10 @@ async function browse(section) {
     const several = new Set(prompt.answers.map((one) => one.policy).filter(Boolean)).size > 1;
     const name = (one) => one.label + (several && one.policy ? ` (${one.policy})` : "");
     const rows = prompt.answers.filter((one) => view.method.has(one.family) && chosen(one));
-    const evicted = rows.filter((one) => one.budget_spec);
-    const ours = evicted.find((one) => one.family === "kvp") ?? evicted[0] ?? rows[0];
-    const mark = rows.find((one) => keyOf(one) === view.kept) ?? ours;
     part("question").textContent = prompt.question || "none";
     part("reference").textContent = prompt.reply ?? prompt.references.join(" | ");
-    part("text").hidden = !prompt.excerpt;
-    if (prompt.excerpt) {
-      part("tokens").replaceChildren(...marked(prompt, mark?.kept ?? ""));
-      const whose = mark ? name(mark) + (mark.budget_spec ? ` at ${mark.budget_spec}` : "") : "no method";
-      part("whose").textContent = `Kept by ${whose}`;
-    }
     part("result").textContent = prompt.nll === null ? "score" : "perplexity";
-    const focused = part("rows").contains(document.activeElement);
-    part("rows").replaceChildren(...rows.map((one) => row(one, mark, name)));
-    if (focused) part("rows").querySelector("input:checked")?.focus();
+    part("rows").replaceChildren(...rows.map((one) => row(one, name)));
   }
   browsers.push(draw);
   draw();

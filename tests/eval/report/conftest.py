@@ -32,11 +32,6 @@ SCORES = {
     ("snapkv", True, None, None, "50%"): (1, 1, 1, 1),
 }
 TOKENS = 16
-EXCERPT = {
-    "question": "Which?", "reply": None, "excerpt": " […] a🙂c<b>", "excerpt_question": 8,
-    "excerpt_evidence": [[7, 8]], "excerpt_kept": "-----093---",
-}  # fmt: skip
-"""The last four tokens of a prompt, as a record has them."""
 FACTORS = (1.0, 1.2, 0.8, 1.0, 0.9, 1.1)
 """Seconds of the timed prompts, as multiples of their median."""
 
@@ -184,7 +179,8 @@ def reported(tmp_path_factory, write_results):
     folder = write_results(
         tmp_path_factory.mktemp("reported") / "results",
         records=[
-            *({**record, **EXCERPT, "prediction": f"{record['method']} at {record['budget_spec']}"}
+            *({**record, "question": "Which?", "reply": None,
+               "prediction": f"{record['method']} at {record['budget_spec']}"}
               for record in answer_records()),
             *reply_records(),
         ],

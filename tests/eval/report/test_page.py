@@ -54,7 +54,7 @@ def test_the_page_has_every_part_and_loads_nothing(html):
     assert not re.search(r"url\([^#]|@import|https?:|fetch\(|XMLHttpRequest|<link|<iframe", loaded)
     figures = ("Accuracy against", "Perplexity of the given text against")
     for caption in re.findall(r"<(?:fig)?caption>(?:<span>)?(.*?)</", html):
-        if not caption.startswith(("How this was made", "Answers;", *figures)):
+        if not caption.startswith(("How this was made", "Answers", *figures)):
             assert len(re.findall(r"question (?:is )?(?:not )?seen", caption)) == 1, caption
     assert html.count("half a prompt more at 0") == 1  # "How to read this"
     drawn = re.findall(r"<figcaption>(.*?)</", html)
@@ -179,9 +179,13 @@ def open_page(browser):
 def test_script_in_names_is_text(tmp_path, write_results, made, open_page):
     script = '</script></template><img src=x onerror="window.ran=1"><script>window.ran=1</script>'
     link = "<a href=\"javascript:window.ran=1\" onclick='window.ran=1'>$x_{\\frac$ {{ 7*7 }}</a>"
-    text = {"task": script, "prediction": link, "question": script, "references": [link],
-            "reply": None, "excerpt": script, "excerpt_question": None, "excerpt_evidence": [],
-            "excerpt_kept": "9"}  # fmt: skip
+    text = {
+        "task": script,
+        "prediction": link,
+        "question": script,
+        "references": [link],
+        "reply": None,
+    }
     records = [
         made.record(method, **text, example=f"{script}{n}", protected=False, score=0.5,
                     policy=label, policy_seed=label and 0, variant=link, budget_spec=size)
@@ -314,19 +318,10 @@ def test_answers_are_read(reported, open_page):
     read.locator("select.prompt").select_option("query_aware|e3")
     rows = read.locator("tbody tr").all_inner_texts()
     assert [row.split("\t") for row in rows if row.strip().startswith(("kvp", "snapkv"))] == [
-        [" kvp +p (seed0)", "25%", "right", "–", "kvp at 25%"],
-        [" kvp +p (seed1)", "25%", "wrong", "–", "kvp at 25%"],
-        [" snapkv +p", "25%", "right", "–", "snapkv at 25%"],
+        ["kvp +p (seed0)", "25%", "right", "–", "kvp at 25%"],
+        ["kvp +p (seed1)", "25%", "wrong", "–", "kvp at 25%"],
+        ["snapkv +p", "25%", "right", "–", "snapkv at 25%"],
     ]
-    spans = read.locator(".tokens span")
-    styles = spans.evaluate_all("all => all.map(one => one.className)")
-    shades = spans.evaluate_all("all => all.map(one => getComputedStyle(one).backgroundColor)")
-    # after a gap: kept by no head, by all, evidence by a third, and read after the compression
-    assert styles == ["fed", "0", "9", "3 evidence", "fed"]
-    assert [shade.removeprefix("rgba(0, 158, 115, ").rstrip(")") for shade in shades] == [
-        "0", "0", "0.54", "0.18", "0",
-    ]  # fmt: skip
-    assert "▸question: <b>" in read.locator(".tokens").inner_text()
 
 
 def test_the_keyboard_reaches_and_operates_everything(reported, open_page):
@@ -342,13 +337,9 @@ def test_the_keyboard_reaches_and_operates_everything(reported, open_page):
         if seen[0] == "prompt" and "prompt" not in reached:
             page.keyboard.press("ArrowDown")
             page.locator(".answers").get_by_text("2 of 10").wait_for()
-        if seen[0] == "read":
-            page.keyboard.press("ArrowDown")
-            assert "kept=" in page.url
-            assert page.evaluate("document.activeElement.checked")
         assert seen[1] != "none" or seen[0] == "", seen
         reached.append(seen[0])
-    wanted = "protocol task budget method prompt previous next read scroll tokens"
+    wanted = "protocol task budget method prompt previous next scroll"
     assert set(wanted.split()) <= set(reached)
 
 
@@ -361,9 +352,6 @@ def test_a_large_report_is_below_two_megabytes(tmp_path, write_results, made):
             method, protocol=protocol, task=f"task{task}", example=f"task{task}/test/0/{example}",
             protected=False, budget_spec=spec, score=float(draw.random() < 0.7),
             references=["1234567"], prediction="".join(draw.choices("abcde ", k=60)),
-            excerpt="".join(draw.choices("abcdefghij ", k=640)), excerpt_evidence=[[9, 16]],
-            excerpt_kept="".join(4 * digit for digit in draw.choices("0123456789", k=160)),
-            excerpt_question=500,
         )
         for protocol in PROTOCOLS
         for task in range(12)

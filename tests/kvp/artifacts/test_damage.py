@@ -71,7 +71,7 @@ ROW = {
     "policy": None, "policy_seed": None, "protocol": "query_aware", "task": "t", "example": "e",
     "budget_spec": None, "budget": None, "score": 1.0, "nll": None, "reply_tokens": None,
     "length": 8, "cached_tokens": 7, "kept_tokens": 7, "prediction": "x", "references": ["x"],
-    "prompt_digest": "0", "metric": "all", "excerpt": "x", "excerpt_kept": "9",
+    "prompt_digest": "0", "metric": "all",
     "evidence_tokens": 1, "evidence_kept": [[1]],
 }  # fmt: skip
 
