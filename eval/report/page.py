@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Iterator
 from functools import partial
 from importlib import resources
@@ -78,14 +77,11 @@ class Run:
         self.styles = figures.line_styles(self.families)
         self.timings = timings(results.timing, groups)
         self.views = list(map(partial(_view, self), self.comparisons, self.numbers))
-        several = (one for one in self.comparisons if len(one.sorted.tasks) > 1)
-        alone = [one.of_task(task) for one in several for task in one.sorted.tasks]
-        self.of_tasks = [_view(self, one, None, f"task-{n}-") for n, one in enumerate(alone)]
 
     @property
     def pictures(self) -> list[Picture]:
         """All figures."""
-        return [view["picture"] for view in (*self.views, *self.of_tasks) if view["picture"]]
+        return [view["picture"] for view in self.views if view["picture"]]
 
 
 def render(run: Run) -> str:
@@ -95,7 +91,7 @@ def render(run: Run) -> str:
         loader=PackageLoader("eval.report", "web"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"packed": pack_text, "json": json.dumps}
+    environment.filters["packed"] = pack_text
     shown, results = run.comparisons, run.results
     protocols = [(one, SEEN[one]) for one in dict.fromkeys(each.protocol for each in shown)]
     specs = sorted({spec for comparison in shown for spec in comparison.budgets}, key=budget_order)
@@ -119,7 +115,6 @@ def render(run: Run) -> str:
         style=(web / "page.css").read_text("utf-8").strip(),
         script=script,
         protocols=[("", protocols[0][1])] if len(protocols) == 1 else [("", "both"), *protocols],
-        tasks=dict.fromkeys(name for comparison in shown for name in comparison.sorted.tasks),
         budgets=specs,
         budget=next(best, (specs or [""])[-1]),
         run=run,
@@ -134,31 +129,24 @@ def render(run: Run) -> str:
     )
 
 
-def _view(
-    run: Run, comparison: Comparison, numbers: pandas.DataFrame | None, prefix: str = ""
-) -> dict[str, Any]:
-    """What the template shows of a comparison; with a prefix in its name, of one task alone.
-
-    `protocol` and `tasks` ("" for all) are the only ones with which the page shows it, `folded`
-    more tables, of `numbers` (`eval.results.frame.tidy`).
+def _view(run: Run, comparison: Comparison, numbers: pandas.DataFrame) -> dict[str, Any]:
+    """What the template shows of a comparison: `protocol` is the only one with which the page does,
+    `folded` are more tables, of `numbers` (`eval.results.frame.tidy`).
     """
-    tasks, name = comparison.sorted.tasks, f"{prefix}{comparison.kind}-{comparison.protocol}"
+    name = f"{comparison.kind}-{comparison.protocol}"
     measure = comparison.measure.title.removesuffix(", %").capitalize()
-    title = f"{measure}, {SEEN[comparison.protocol]}"
-    only = tasks if prefix or len(tasks) == 1 else ()
     picture = table = None
     if comparison.cells:
         picture = _picture(run, comparison, name, measure)
         table = tables.some_settings(comparison, tables.main_settings(comparison))
     return {
         "ident": name,
-        "title": f"{only[0]}: {title}" if prefix else title,
+        "title": f"{measure}, {SEEN[comparison.protocol]}",
         "protocol": comparison.protocol,
-        "tasks": only if prefix else ("", *only),
         "texts": list(_sentences(run, comparison)),
         "picture": picture,
         "table": table,
-        "folded": {} if numbers is None else _folded_tables(run, comparison, numbers),
+        "folded": _folded_tables(run, comparison, numbers),
     }
 
 

@@ -309,15 +309,6 @@ class Comparison:
         lacking = f"; without {', '.join(partial)}, which answered only some of the prompts"
         return lacking * bool(partial)
 
-    def of_task(self, task: str) -> Comparison:
-        """One of several tasks, in the settings that are shown for all."""
-        reasons = {name: why for name, why in self.sorted.reasons.items() if name == task}
-        return replace(
-            self, cells=complete(self.tasks[task]),
-            sorted=SortedTasks(usable=() if reasons else (task,), reasons=reasons),
-            records=[record for record in self.records if record["task"] == task],
-        )  # fmt: skip
-
     @cached_property
     def budgets(self) -> Mapping[str, float]:
         """The budgets and their sizes (`budget_axis`)."""

@@ -1,5 +1,5 @@
 "use strict";
-// What is shown is what the address says (#protocol=...&task=...&budget=...&method=...), so that a
+// What is shown is what the address says (#protocol=...&budget=...&method=...), so that a
 // view can be sent, and the browser's back and forward go through views. Names in an address that
 // this page does not know mean the default.
 const form = document.querySelector("form.view");
@@ -34,10 +34,9 @@ function go(changes) {
   show();
 }
 
-function fits({ protocol, tasks, budget, method }) {
+function fits({ protocol, budget, method }) {
   return (
     (protocol === undefined || view.protocol === "" || view.protocol === protocol) &&
-    (tasks === undefined || JSON.parse(tasks).includes(view.task)) &&
     (budget === undefined || budget === (view.budget || defaults.budget)) &&
     (method === undefined || view.method.has(method))
   );
@@ -50,25 +49,16 @@ function inflate(template) {
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")));
 }
 
-async function unpack(section) {
-  const template = section.querySelector(":scope > template");
-  if (!template) return;
-  template.remove();
-  section.insertAdjacentHTML("beforeend", await inflate(template).text());
-  show();
-}
-
 function show() {
   view = read();
   for (const one of selects) one.value = view[one.name];
   for (const box of boxes) box.checked = view.method.has(box.value);
   form.querySelector("summary").textContent = `Methods: ${view.method.size} of ${methods.length}`;
   for (const one of document.querySelectorAll('svg [id^="method="]')) one.dataset.method = one.id.slice(7);
-  const parts = "[data-protocol], [data-tasks], [data-budget], [data-method]";
+  const parts = "[data-protocol], [data-budget], [data-method]";
   for (const one of document.querySelectorAll(parts)) {
     one.toggleAttribute("hidden", !fits(one.dataset));
   }
-  document.querySelectorAll("details[data-tasks]:not([hidden])").forEach(unpack);
   for (const draw of browsers) draw();
 }
 
@@ -116,10 +106,7 @@ async function browse(section) {
   }
 
   function draw() {
-    const found = prompts.filter(
-      (one) =>
-        (!view.task || one.task === view.task) && (!view.protocol || one.protocol === view.protocol),
-    );
+    const found = prompts.filter((one) => !view.protocol || one.protocol === view.protocol);
     const ids = found.map((one) => `${one.protocol}|${one.example}`);
     const index = Math.max(0, ids.indexOf(view.prompt));
     part("prompt").replaceChildren(

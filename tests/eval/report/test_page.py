@@ -36,8 +36,7 @@ def test_the_page_has_every_part_and_loads_nothing(html):
     for ident in (
         "accuracy-query_aware", "accuracy-query_agnostic", "perplexity-query_aware",
         "accuracy-query_aware-tasks", "accuracy-query_aware-differences",
-        "answers", "task-3-accuracy-query_agnostic",
-        "reading", "about",
+        "answers", "reading", "about",
     ):  # fmt: skip
         assert f'<details id="{ident}"' in html
     first, other = re.findall(r'<p class="summary" data-budget="50%">(.*?)</p>', html)[:2]
@@ -67,11 +66,7 @@ def test_the_page_has_every_part_and_loads_nothing(html):
 
 def test_figures_are_written_and_show_something(reported):
     pixels = {path.stem: imread(path) for path in (reported / "figures").glob("*.png")}
-    assert pixels.keys() == {
-        *(f"accuracy-{protocol}" for protocol in PROTOCOLS),
-        *(f"task-{n}-accuracy-{PROTOCOLS[n // 2]}" for n in range(4)),
-        "perplexity-query_aware",
-    }  # fmt: skip
+    assert pixels.keys() == {"perplexity-query_aware", *(f"accuracy-{one}" for one in PROTOCOLS)}
     for drawn in pixels.values():
         assert drawn.shape[1] == 1260
         assert drawn.std() > 0.01
@@ -195,7 +190,6 @@ def test_script_in_names_is_text(tmp_path, write_results, made, open_page):
     folder = write_results(tmp_path / "r", records=records, model=script)
     _report(folder)
     page = open_page(folder / "report.html")
-    page.get_by_label("Task").select_option(script)
     assert page.evaluate("window.ran") is None
     assert page.locator("img, a[href^=javascript], [onerror], [onclick]").count() == 0
     assert page.locator("script").count() == 1
@@ -244,7 +238,7 @@ def test_no_page_scrolls_sideways(reported, open_page, width):
 
 def _shown(page):
     """Names of the comparisons that are visible."""
-    found = page.locator("main > details[data-tasks]").filter(visible=True).all()
+    found = page.locator("main > details.comparison").filter(visible=True).all()
     return [str(one.get_attribute("id")) for one in found]
 
 
@@ -253,16 +247,14 @@ def test_an_address_is_a_view(reported, open_page):
     everything = [*(f"accuracy-{name}" for name in PROTOCOLS), "perplexity-query_aware"]
     assert _shown(page) == everything
     page.get_by_label("Protocol").select_option("query_aware")
-    page.get_by_label("Task").select_option("two")
     page.get_by_label("Budget").select_option("25%")
     page.get_by_role("checkbox", name="random").uncheck()
     address = page.url
-    assert "task=two" in address
+    assert "protocol=query_aware" in address
     for again in (lambda: None, page.reload, lambda: page.goto(address)):
         again()
         assert page.url == address
-        (view,) = _shown(page)
-        # of task two alone: kvp 0.5 and 1, mean 0.75
+        view, other = _shown(page)
         summary = page.locator(f"#{view} .summary").filter(visible=True)
         assert summary.inner_text().startswith("At 25% of the cache")
         rows = page.locator(f"#{view} tbody tr").filter(visible=True)
@@ -271,12 +263,12 @@ def test_an_address_is_a_view(reported, open_page):
         assert kvp.split("\t")[1].startswith("75.0")
         assert page.locator(f"#{view} svg [data-method=random]").filter(visible=True).count() == 0
         assert page.locator(f"#{view} svg [data-method=kvp]").filter(visible=True).count() > 0
-    page.get_by_label("Task").select_option("chat")
-    assert _shown(page) == ["perplexity-query_aware"]
+    page.get_by_label("Protocol").select_option("query_agnostic")
+    assert _shown(page) == ["accuracy-query_agnostic"]
     page.go_back()
     assert page.url == address
-    assert _shown(page) == [view]
-    page.goto(f"{reported.as_uri()}/report.html#task=gone&method=gone&budget=7")
+    assert _shown(page) == [view, other]
+    page.goto(f"{reported.as_uri()}/report.html#protocol=gone&method=gone&budget=7")
     assert _shown(page) == everything
 
 
@@ -339,7 +331,7 @@ def test_the_keyboard_reaches_and_operates_everything(reported, open_page):
             page.locator(".answers").get_by_text("2 of 10").wait_for()
         assert seen[1] != "none" or seen[0] == "", seen
         reached.append(seen[0])
-    wanted = "protocol task budget method prompt previous next scroll"
+    wanted = "protocol budget method prompt previous next scroll"
     assert set(wanted.split()) <= set(reached)
 
 
