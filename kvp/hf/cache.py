@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
@@ -33,14 +33,6 @@ from kvp.hf.model_config import evicted_layers
 
 PADDING, UNKNOWN = -1, -2
 """What `EvictingCache.ids` has for columns of padding, and for tokens fed outside of blocks."""
-
-
-def _ids_of(fed: Tensor) -> Tensor:
-    """[B, T] int64 of ids [B, T], or made of two numbers of each embedding [B, T, W]: negative."""
-    if fed.ndim == 2:
-        return fed.long()
-    bits = fed[..., :2].float().contiguous().view(torch.int64)[..., 0]
-    return bits | torch.iinfo(torch.int64).min
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +61,8 @@ class EvictingCache(Cache):
         self.begun_at: int | None = None
         """Tokens seen when a pass began, -1 in a change of all layers; None after its end."""
         self.ids: Tensor | None = None
-        """[B, N] int64, which tokens were read, as `_ids_of` says, `PADDING` or `UNKNOWN`; fewer
-        than N columns after tokens were fed outside of `evicting`."""
+        """[B, N] int64, which tokens were read, `PADDING` or `UNKNOWN`; fewer than N columns after
+        tokens were fed outside of `evicting`."""
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> EvictingCache:
@@ -150,31 +142,25 @@ class EvictingCache(Cache):
             )
 
     def add_ids(self, fed: Tensor, real: Tensor) -> None:
-        """Note the tokens of a pass, ids [B, T] or embeddings [B, T, W]; `real` as of `columns`."""
+        """Note the tokens of a pass, ids [B, T]; `real` as of `columns`."""
         held = real.new_empty(len(real), 0) if self.ids is None else self.ids.to(real.device)
-        new, ids = real[:, held.shape[1] :], _ids_of(fed)
+        new, ids = real[:, held.shape[1] :], fed.long()
         if ids.shape != new.shape:
             ids = torch.full_like(new, UNKNOWN, dtype=torch.int64)
         self.ids = torch.cat([held.long(), ids.masked_fill(~new, PADDING)], dim=1)
 
-    def check_begins(self, fed: Tensor, mask: Tensor | None, embed: nn.Module) -> None:
+    def check_begins(self, fed: Tensor, mask: Tensor | None) -> None:
         """Raise UsageError unless a prompt begins with the N tokens seen, and goes on.
 
-        It is ids [B, T] or embeddings [B, T, W], with a `mask` [B, T] or none, before it is
-        repeated for beams; `embed` makes embeddings of ids.
+        It is ids [B, T], with a `mask` [B, T] or none, before it is repeated for beams.
         """
-        seen, (rows, tokens), held = self.get_seq_length(), fed.shape[:2], self.ids
+        seen, (rows, tokens), held = self.get_seq_length(), fed.shape, self.ids
         if self.batch % rows:
             return  # refused by `check_rows`
-        masked = mask is None or mask.shape == fed.shape[:2]
+        masked = mask is None or mask.shape == fed.shape
         if masked and held is not None and held.shape[1] == seen < tokens:
-            read = _ids_of(fed) if mask is None else _ids_of(fed).masked_fill(mask == 0, PADDING)
+            read = fed.long() if mask is None else fed.long().masked_fill(mask == 0, PADDING)
             begin = read[:, :seen].repeat_interleave(self.batch // rows, dim=0).to(held.device)
-            if fed.ndim == 3 or bool((held < PADDING).any()):
-                begin, held = (
-                    torch.where(ids < 0, ids, _ids_of(embed(ids.clamp_min(0))).to(ids.device))
-                    for ids in (begin, held)
-                )
             if bool(((begin == held) | (held == PADDING) & (mask is None)).all()):
                 return
         raise UsageError(

@@ -61,16 +61,15 @@ def evict(
     rule: EvictionRule,
     *,
     padding: Sequence[int],
-    input_ids: Tensor | None,
+    input_ids: Tensor,
     tokenizer: PreTrainedTokenizerBase | None = None,
     budgets: Sequence[int],
 ) -> None:
     """Shrink `seen.cache` in place; a cache of which everything stays is left as it is.
 
-    `padding` are the columns of left padding of each prompt; `input_ids` [B, T] int64 include them
-    (None when the prompts were given as embeddings). `budgets` are tokens per KV head of each
-    prompt. Raises UsageError when an allocator returns counts that cannot be kept, and as
-    `ScorerInputs.for_needs`.
+    `padding` are the columns of left padding of each prompt; `input_ids` [B, T] int64 include them.
+    `budgets` are tokens per KV head of each prompt. Raises UsageError when an allocator returns
+    counts that cannot be kept, and as `ScorerInputs.for_needs`.
     """
     cache, scorer = seen.cache, rule.scorer
     columns = cache.get_seq_length()

@@ -125,8 +125,9 @@ def evicting(
     tokenizer, counts that cannot be kept, a second block of the same model, prompts that do not go
     on from what their cache has seen, masks and positions that do not fit it, `use_cache=False`,
     `output_attentions`, other caches (static, offloaded, quantised), assisted decoding, continuous
-    batching, and methods that read a whole prompt where a cache is compressed again; ModelError for
-    models kvp cannot evict from, or that lack what the scorer reads. Warns of a policy trained on
+    batching, `inputs_embeds`, and methods that read a whole prompt where a cache is compressed
+    again; ModelError for models kvp cannot evict from, or that lack what the scorer reads, and for
+    adapters outside of a model's modules, such as soft prompts. Warns of a policy trained on
     another model.
     """
     model, rule = _prepare_rule(model, scorer, budget, protection, allocator, tokenizer)
@@ -146,7 +147,7 @@ def _prepare_rule(
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[PreTrainedModel, EvictionRule]:
     """The model inside its wrappers, and the rule, when both fit together; warns as `evicting`."""
-    model = unwrap_model(model, called=True)
+    model = unwrap_model(model)
     refuse_inside_block(model)
     ranks = as_scorer(instance_of(scorer, f"scorer {getattr(scorer, '__name__', 'scorer')}"))
     splits: Any = instance_of(allocator, f"allocator {getattr(allocator, '__name__', 'allocator')}")
@@ -218,7 +219,7 @@ class _Pass:
     """What the eviction after a forward pass has to know of it."""
 
     fed: Tensor
-    """Ids [B, T] or embeddings [B, T, W]."""
+    """Ids [B, T]."""
     cache: EvictingCache
     real: Tensor
     """[B, N + T] bool: columns seen and fed that are no padding."""
@@ -260,8 +261,9 @@ class EvictingBlock(AbstractContextManager[Kept]):
     def forward(self, run: Callable[..., Any], call: Call, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """A pass of the model, `run`, with an evicting cache and an eviction after it."""
         kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        if kwargs.get("inputs_embeds") is not None:
+            raise UsageError("inside evicting(...) pass input_ids, not inputs_embeds")
         fed = kwargs.get("input_ids")
-        fed = kwargs.get("inputs_embeds") if fed is None else fed
         step = None if fed is None else self._begin(call, kwargs, fed)
         with _taken_over(self.model), calling(self.model):  # passes of a method are left alone
             if step is None:
@@ -287,10 +289,9 @@ class EvictingBlock(AbstractContextManager[Kept]):
 
         Raises UsageError where transformers would cut others off the prompt than those seen.
         """
-        names = ("inputs", "input_ids", "inputs_embeds", "attention_mask", "past_key_values")
-        inputs, ids, embeds, mask, cache = (given.get(name) for name in names)
-        ids = inputs if ids is None else ids
-        fed = ids if embeds is None else embeds
+        names = ("inputs", "input_ids", "attention_mask", "past_key_values")
+        inputs, ids, mask, cache = (given.get(name) for name in names)
+        fed = inputs if ids is None else ids
         if fed is None:  # transformers begins with a token of its own
             return 1
         rows, tokens = _shape(fed)
@@ -299,9 +300,9 @@ class EvictingBlock(AbstractContextManager[Kept]):
             return tokens
         cache = self._evicting(cache)
         stop = int(cache.get_seq_length()) + tokens
-        if embeds is None and mask is not None and mask.shape[-1] == stop:
+        if mask is not None and mask.shape[-1] == stop:
             return stop  # the new tokens alone
-        cache.check_begins(fed, mask, self.model.get_input_embeddings())
+        cache.check_begins(fed, mask)
         return tokens
 
     def init_continuous_batching(self, *_: object, **__: object) -> NoReturn:
@@ -444,8 +445,8 @@ class EvictingBlock(AbstractContextManager[Kept]):
         if step.padding is not None:
             evict(
                 self.model, Prefill.of(cache, step.hidden), rule,
-                padding=step.padding, budgets=budgets,
-                input_ids=step.fed if step.fed.ndim == 2 else None, tokenizer=self.tokenizer,
+                padding=step.padding, budgets=budgets, input_ids=step.fed,
+                tokenizer=self.tokenizer,
             )  # fmt: skip
         else:
             evict_again(cache, rule, budgets, [0] * cache.batch if step.is_prompt else prompts)
@@ -457,8 +458,8 @@ class EvictingBlock(AbstractContextManager[Kept]):
 
 
 def _shape(fed: Tensor) -> tuple[int, int]:
-    """Rows and tokens of ids [B, T] or embeddings [B, T, W]."""
-    if fed.ndim < 2:
+    """Rows and tokens of ids [B, T]."""
+    if fed.ndim != 2:
         raise UsageError(f"a prompt is [rows, tokens], not {tuple(fed.shape)}: pass ids[None]")
     return fed.shape[0], fed.shape[1]
 

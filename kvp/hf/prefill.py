@@ -36,11 +36,11 @@ _OUTSIDE = ("is_prompt_learning", "alora_invocation_tokens", "XLORA", "POLY", "S
 """Settings and kinds of adapters of PEFT that compute outside of a model's modules."""
 
 
-def unwrap_model(model: nn.Module, *, called: bool = False) -> PreTrainedModel:
+def unwrap_model(model: nn.Module) -> PreTrainedModel:
     """The model itself, or the one that torch.compile, PEFT or a delegating wrapper holds.
 
-    Raises ModelError for a wrapper that does not show whose `generate` it calls, and, unless that
-    is what is `called`, for one with adapters of its own, such as soft prompts.
+    Raises ModelError for a wrapper that does not show whose `generate` it calls, and for one with
+    adapters of its own, such as soft prompts.
     """
     inner: Any = model
     for _ in range(8):  # wrappers of wrappers; a cycle ends here
@@ -53,10 +53,10 @@ def unwrap_model(model: nn.Module, *, called: bool = False) -> PreTrainedModel:
             adapter = getattr(inner, "active_peft_config", None)
             kind = str(getattr(getattr(adapter, "peft_type", None), "value", ""))
             own = any(getattr(adapter, name, None) for name in _OUTSIDE) or kind in _OUTSIDE
-            if own and not called and not getattr(inner, "_adapters_disabled", False):
+            if own and not getattr(inner, "_adapters_disabled", False):
                 raise ModelError(
-                    f"this model's adapter ({kind}) is no part of its modules: contexts and "
-                    "caches cannot tell it; use evicting(...), or leave it out (disable_adapter)"
+                    f"this model's adapter ({kind}) is no part of its modules: leave it out "
+                    "(disable_adapter)"
                 )
             inner = base()
         else:  # `__getattr__` of the wrapper hands out the method of the model
@@ -115,10 +115,10 @@ class Prefill:
     def with_inputs(
         self,
         model: PreTrainedModel,
-        input_ids: Tensor | None,
+        input_ids: Tensor,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> Prefill:
-        """The same with inputs made anew, of `input_ids` [B, T] int64 (None for embeddings)."""
+        """The same with inputs made anew, of `input_ids` [B, T] int64."""
         inputs = ScorerInputs(
             model, input_ids, self.keys, self.values,
             hidden=self.hidden, others=self.others, tokenizer=tokenizer,
@@ -259,7 +259,7 @@ def split_batch(
     seen: Prefill,
     padding: Sequence[int],
     model: PreTrainedModel,
-    input_ids: Tensor | None,
+    input_ids: Tensor,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     one_by_one: bool = False,
@@ -282,8 +282,7 @@ def split_batch(
             hidden=None if seen.hidden is None else seen.hidden.batch(batch, pad),
             others=seen.others if together else without_padding(seen.others, start, pad),
         )
-        ids = None if input_ids is None else input_ids[batch, pad:]
-        parts.append((batch, part.with_inputs(model, ids, tokenizer)))
+        parts.append((batch, part.with_inputs(model, input_ids[batch, pad:], tokenizer)))
     return parts
 
 

@@ -78,7 +78,7 @@ class ScorerInputs:
     def __init__(
         self,
         model: PreTrainedModel,
-        token_ids: Tensor | None,
+        token_ids: Tensor,
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
         *,
@@ -88,13 +88,12 @@ class ScorerInputs:
     ) -> None:
         """Hold on to a prefill; nothing is computed yet.
 
-        `token_ids` [B, N] int64 are the cached tokens, at positions 0..N-1 and without padding
-        (None when the prompt was given as embeddings: no replay, no text); `keys` and `values` per
-        layer [B, H, N, D], `hidden` what the prefill recorded, `others` the caches of the layers
-        that nothing is evicted from. Raises ValueError when they disagree.
+        `token_ids` [B, N] int64 are the cached tokens, at positions 0..N-1 and without padding;
+        `keys` and `values` per layer [B, H, N, D], `hidden` what the prefill recorded, `others` the
+        caches of the layers that nothing is evicted from. Raises ValueError when they disagree.
         """
         batch, _, tokens, _ = keys[0].shape
-        if token_ids is not None and token_ids.shape != (batch, tokens):
+        if token_ids.shape != (batch, tokens):
             raise ValueError(
                 f"token ids {tuple(token_ids.shape)} do not match {batch} x {tokens} cached tokens"
             )
@@ -114,8 +113,8 @@ class ScorerInputs:
     def for_needs(self, needs: Needs) -> list[dict[str, Any]]:
         """Per layer the fields of its `View` that are filled from here, None where not requested.
 
-        Raises UsageError when the tokenizer or the token ids are missing, ModelError when the model
-        cannot tell, ValueError when the prefill did not record `needs.hidden_after`.
+        Raises UsageError when the tokenizer is missing, ModelError when the model cannot tell,
+        ValueError when the prefill did not record `needs.hidden_after`.
         """
         nothing = (None,) * len(self._keys)
         rope = self.rope if needs.rope else None
@@ -175,8 +174,7 @@ class ScorerInputs:
         """
         if spec not in self._signals:
             if spec.beginning:
-                _, fed = self._tokenizer_and_ids("feeding the beginning of the prompt")
-                fed = fed[:, : max(1, round(spec.beginning * self.tokens))]
+                fed = self._ids[:, : max(1, round(spec.beginning * self.tokens))]
             else:
                 embedding: Any = self._model.get_input_embeddings()
                 fed = noise_input(
@@ -191,18 +189,19 @@ class ScorerInputs:
 
     def text(self, last: int) -> str:
         """The last `last` cached tokens as text, special tokens left out; needs a batch of 1."""
-        tokenizer, ids = self._tokenizer_and_ids("reading the prompt's text")
+        tokenizer, ids = self._known_tokenizer("reading the prompt's text"), self._ids
         if ids.shape[0] != 1:
             raise UsageError(f"the prompt's text is read one prompt at a time, got {ids.shape[0]}")
         return str(tokenizer.decode(ids[0, -last:].tolist(), skip_special_tokens=True))
 
     def _replay(self, spec: Reconstruction) -> tuple[Tensor, ...]:
-        tokenizer, ids = self._tokenizer_and_ids("replaying the context (kvzip, contrastkv)")
+        tokenizer = self._known_tokenizer("replaying the context (kvzip, contrastkv)")
         signals = [
             torch.zeros(keys.shape[:3], dtype=torch.float32, device=keys.device)
             for keys in self._keys
         ]
-        for part, fed in reconstruction_inputs(ids.to(self._keys[0].device), tokenizer, spec.chunk):
+        ids = self._ids.to(self._keys[0].device)
+        for part, fed in reconstruction_inputs(ids, tokenizer, spec.chunk):
             window = slice(0, self.tokens) if spec.full else part
             passed = self._pass(fed, window, sinks=spec.sinks, weighted=spec.weighted)
             for signal, received in zip(signals, passed, strict=True):
@@ -214,12 +213,10 @@ class ScorerInputs:
         model, keys, values = self._model, self._keys, self._values
         return run_pass(model, keys, values, fed, window, others=self._others, **options)
 
-    def _tokenizer_and_ids(self, purpose: str) -> tuple[PreTrainedTokenizerBase, Tensor]:
+    def _known_tokenizer(self, purpose: str) -> PreTrainedTokenizerBase:
         if self._tokenizer is None:
             raise UsageError(f"{purpose} needs the tokenizer: pass tokenizer=")
-        if self._ids is None:
-            raise UsageError(f"{purpose} needs token ids: pass input_ids, not inputs_embeds")
-        return self._tokenizer, self._ids
+        return self._tokenizer
 
 
 _FIRST = "\n\nRepeat the previous context exactly."

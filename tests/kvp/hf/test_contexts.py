@@ -189,11 +189,11 @@ def test_adapters_outside_of_the_model_are_refused(kind, qwen, words, prompt, fi
         lambda: context_of(cache, adapted, words, range(N), policy="knorm", budget="40"),
         lambda: load_context(context, adapted),
         lambda: prefill_and_evict(adapted, prompt(40), fixed(40), 22),
+        lambda: evicting(adapted, fixed(40), 22),
     )
     for call in calls:
         with pytest.raises(ModelError, match=f"adapter .{kind}. is no part of its modules"):
             call()
-    evicting(adapted, fixed(40), 22)
     adapted._adapters_disabled = True
     assert load_context(context, adapted).get_seq_length() == 40
 

@@ -181,14 +181,11 @@ def seen(qwen, prompt):
 def test_what_is_missing_is_said_in_one_line(qwen, prompt, seen, tokenizer, one_line):
     with pytest.raises(ValueError, match="set inputs"):
         next(iter(_prefill(seen).views(Needs(reconstruction=Reconstruction()), 7)))
-    bare = ScorerInputs(qwen, None, seen.keys, seen.values)
+    bare = ScorerInputs(qwen, prompt(12), seen.keys, seen.values)
     for needs in (Needs(reconstruction=Reconstruction()), Needs(text=3)):
         with one_line(UsageError, match="needs the tokenizer: pass tokenizer="):
             bare.for_needs(needs)
     assert bare.noise(Noise())[0].shape == (1, 2, 12)  # random ids need no tokenizer
-    embedded = ScorerInputs(qwen, None, seen.keys, seen.values, tokenizer=tokenizer)
-    with pytest.raises(UsageError, match="pass input_ids, not inputs_embeds"):
-        embedded.for_needs(Needs(reconstruction=Reconstruction()))
     with pytest.raises(ValueError, match="hidden_after"):
         bare.for_needs(Needs(hidden_after=4))
     with pytest.raises(ValueError, match="do not match"):

@@ -1,4 +1,4 @@
-"""Forms in which ids, embeddings, masks and positions reach a model inside an evicting block.
+"""Forms in which ids, masks and positions reach a model inside an evicting block.
 
 What a turn does to a cache is that of one plain pass over its tokens, or one line says what to
 pass; `test_evict_again.py` has what is right of such a pass.
@@ -71,9 +71,6 @@ class Turn:
         self.mask[:, : mask.shape[1]] = mask
         self.new = ids[:, SEEN:]
 
-    def embed(self, ids):
-        return self.model.get_input_embeddings()(ids)
-
     def reference(self, block):
         """Last logits, seen tokens and held positions after one pass over the new tokens."""
         cache = self.cache.fork()
@@ -95,7 +92,6 @@ FORMS = {
     "all": lambda t: {"input_ids": t.ids},
     "all, mask": lambda t: {"input_ids": t.ids, "attention_mask": t.mask},
     "all as inputs": lambda t: {"inputs": t.ids, "attention_mask": t.mask},
-    "all, embeddings": lambda t: {"inputs_embeds": t.embed(t.ids), "attention_mask": t.mask},
     "new, mask of all": lambda t: {"input_ids": t.new, "attention_mask": t.mask},
     "new, mask of all, positions": lambda t: {
         "input_ids": t.new, "attention_mask": t.mask,
@@ -111,12 +107,7 @@ REFUSED = {
     "new, its mask": (
         lambda t: {"input_ids": t.new, "attention_mask": t.mask[:, SEEN:]}, KNOWN,
     ),
-    "new, embeddings": (lambda t: {"inputs_embeds": t.embed(t.new)}, KNOWN),
-    "new, embeddings, mask of all": (
-        lambda t: {"inputs_embeds": t.embed(t.new), "attention_mask": t.mask}, KNOWN,
-    ),
     "others": (lambda t: {"input_ids": changed(t.ids)}, KNOWN),
-    "others, embeddings": (lambda t: {"inputs_embeds": t.embed(changed(t.ids))}, KNOWN),
     "those seen": (lambda t: {"input_ids": t.ids[:, :SEEN]}, KNOWN),
     "fewer than seen": (lambda t: {"input_ids": t.ids[:, :9]}, KNOWN),
     "a mask of others": (
@@ -184,34 +175,19 @@ def test_a_turn_that_cannot_be_told_is_refused(qwen, turn, block, form, tokens, 
     plan.cache.refuse_unfinished()
 
 
-@pytest.mark.parametrize("origin", ["embeddings", "outside"])
-def test_tokens_of_another_origin(qwen, prompt, block, origin):
-    """A prompt of embeddings is known; what was fed outside is not."""
-    cache, embed = DynamicCache(), qwen.get_input_embeddings()
-    ids = prompt(FIRST)
+def test_tokens_fed_outside_of_the_block_are_not_known(qwen, prompt, block):
+    cache, ids = DynamicCache(), prompt(FIRST)
     with block():
-        first = answer(qwen, inputs_embeds=embed(ids), past_key_values=cache)
-    ids = torch.cat([ids, first.sequences[:, : SEEN - FIRST], prompt(62, seed=5)], dim=1)
-    if origin == "outside":
-        qwen(ids[:, SEEN : SEEN + 3], past_key_values=cache)
-        with (
-            block(),
-            pytest.raises(UsageError, match=r"has seen 45 tokens, .* is not known to begin"),
-        ):
-            answer(qwen, input_ids=ids, past_key_values=cache)
-        return
-    for make in (lambda ids: {"input_ids": ids}, lambda ids: {"inputs_embeds": embed(ids)}):
-        with block() as kept:
-            answer(qwen, **make(ids), past_key_values=cache.fork())
-            assert kept.seen == [SEEN + 62 + 2]
-            with pytest.raises(UsageError, match=KNOWN):
-                answer(qwen, **make(changed(ids)), past_key_values=cache.fork())
+        first = answer(qwen, input_ids=ids, past_key_values=cache)
+    ids = torch.cat([first.sequences[:, :SEEN], prompt(62, seed=5)], dim=1)
+    qwen(ids[:, SEEN : SEEN + 3], past_key_values=cache)
+    with block(), pytest.raises(UsageError, match=r"seen 45 tokens, .* is not known to begin"):
+        answer(qwen, input_ids=ids, past_key_values=cache)
 
 
 PASSES = {
     # keyword arguments of a further pass over 5 tokens, rows padded to the left at first
     "ids": lambda t: {"input_ids": t.new},
-    "embeddings": lambda t: {"inputs_embeds": t.embed(t.new)},
     "mask of all": lambda t: {"input_ids": t.new, "attention_mask": t.mask},
     "its mask": lambda t: {"input_ids": t.new, "attention_mask": t.mask[:, SEEN:]},
     "use_cache": lambda t: {"input_ids": t.new, "use_cache": True},
@@ -266,6 +242,7 @@ IDS = torch.arange(1, 13)[None]
     [
         ({"input_ids": IDS[0]}, r"is \[rows, tokens\], not \(12,\): pass ids\[None\]"),
         ({"input_ids": IDS[:, :0]}, "at least one token, this one is empty"),
+        ({"inputs_embeds": torch.ones(1, 12, 32)}, "pass input_ids, not inputs_embeds"),
         ({"input_ids": IDS, "attention_mask": torch.ones(1, 20)}, r"mask \(1, 20\) does not fit"),
         ({"input_ids": IDS, "attention_mask": torch.ones(1, 5)}, r"mask \(1, 5\) does not fit"),
         ({"input_ids": IDS, "attention_mask": torch.ones(3, 12)}, r"mask \(3, 12\) does not fit"),
