@@ -32,7 +32,7 @@ from kvp.errors import ModelError, UsageError
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import RaggedLayer
 from kvp.hf.eviction import prefill_and_evict
-from kvp.hf.model_access import layer_devices, made_by, on_meta, rope_of, tokenizer_digest
+from kvp.hf.model_access import check_mode, layer_devices, made_by, rope_of, tokenizer_digest
 from kvp.hf.model_config import FULL, attention_window, context_limit, geometry_of, layer_kinds
 from kvp.hf.prefill import unwrap_model
 from kvp.hf.visibility import EMPTY
@@ -169,8 +169,7 @@ def check_model(model: PreTrainedModel) -> None:
     """Raise ModelError, in one line, for a model whose contexts no engine goes on from."""
     config = model.config.get_text_config(decoder=True)
     kind = f"model type {model.config.model_type!r}"
-    if on_meta(model):
-        raise ModelError("weights are offloaded (accelerate): load the whole model for contexts")
+    check_mode(model)
     if set(layer_kinds(model.config)) != {FULL} or attention_window(config) is not None:
         raise ModelError(f"{kind} has layers that do not see every token: no context file for it")
     if not can_turn(config):

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
-from kvp.errors import ModelError, UsageError
+from kvp.errors import UsageError
 from kvp.hf.attention import StoredKeys, kvp_attention_set, plain_attention
 from kvp.hf.cache_layers import OtherLayer, arrange_layers, copies
-from kvp.hf.model_access import on_meta, projected_norms, rope_kept, states_watched
+from kvp.hf.model_access import projected_norms, rope_kept, states_watched
 from kvp.hf.model_config import rope_switch
 from kvp.ops.attention import reconstruction_attention
 
@@ -71,13 +71,8 @@ def run_pass(
     of the state that entered the attention block (KVzip+).
 
     Returns per layer [B, H, stop - start] float32. Raises UsageError when the input crosses the
-    length where the model changes its RoPE, ModelError for an offloaded model.
+    length where the model changes its RoPE.
     """
-    if on_meta(model):
-        raise ModelError(
-            f"weights of this {type(model).__name__} are offloaded (accelerate), and extra passes "
-            "over the prompt need them: load the whole model, or choose another method"
-        )
     cached, tokens, switch = keys[0].shape[2], input_ids.shape[1], rope_switch(model.config)
     if switch is not None and cached <= switch < cached + tokens:
         raise UsageError(

@@ -37,22 +37,14 @@ _ROTATES_QUERIES: WeakSet[PreTrainedModel] = WeakSet()
 """Models whose queries have been compared with their projected and rotated states."""
 
 
-def on_meta(model: PreTrainedModel) -> bool:
-    """True if weights of the model are elsewhere until a module runs (accelerate's offloading)."""
-    return any(weight.is_meta for weight in model.parameters())
-
-
 def layer_devices(model: PreTrainedModel) -> list[torch.device]:
-    """The device of every layer of a model, also where accelerate spreads or offloads it."""
+    """The device of every layer of a model, also where accelerate spreads it."""
     devices: dict[int, torch.device] = {}
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
         if isinstance(layer, int):
-            weights = (weight.device for weight in module.parameters() if not weight.is_meta)
-            hook = getattr(module, "_hf_hook", None)  # accelerate's, for weights that are elsewhere
-            there = getattr(hook, "execution_device", None)
-            device = next(weights, model.device) if there is None else torch.device(there)
-            devices.setdefault(layer, device)
+            weight = next(module.parameters(), None)
+            devices.setdefault(layer, model.device if weight is None else weight.device)
     layers = len(layer_kinds(model.config))
     return [devices.get(layer, model.device) for layer in range(layers)]
 
@@ -60,13 +52,8 @@ def layer_devices(model: PreTrainedModel) -> list[torch.device]:
 def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
     """The attention module of every layer that tokens are evicted from, in order.
 
-    Raises ModelError when they are not found, or when weights of the model are offloaded.
+    Raises ModelError when they are not found.
     """
-    if on_meta(model):
-        raise ModelError(
-            f"weights of this {type(model).__name__} are offloaded (accelerate): load the whole "
-            "model, or use a method that reads keys, values and queries alone"
-        )
     modules: dict[int, nn.Module] = {}
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
@@ -152,7 +139,7 @@ def rope_of(model: PreTrainedModel, tokens: int) -> Rope:
         raise ModelError(
             f"{type(model).__name__} has no rotary embedding: use a method that moves no queries"
         )
-    attention_modules(model)  # refuse before reading weights that are elsewhere
+    attention_modules(model)  # refuse before the model runs
     last = torch.tensor([[0, max(tokens - 1, 0)]], device=next(model.parameters()).device)
     with rope_kept(model):
         rotary.cosine_and_sine(last)
@@ -339,23 +326,20 @@ def _few(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bytes:
 def made_by(model: PreTrainedModel) -> dict[str, Any]:
     """What keys and values depend on, JSON: name, dtype, digests of weights and of buffers.
 
-    `frequencies` are scaling and frequencies of RoPE for short inputs. Of offloaded weights nothing
-    is known.
+    `frequencies` are scaling and frequencies of RoPE for short inputs.
     """
-    known: dict[str, Any] = {"weights": None}
-    if not on_meta(model):
-        saved, rotary = model.state_dict().keys(), _rotary(model)
-        buffers = {
-            name: _few(buffer).hex()
-            for name, buffer in model.named_buffers()
-            if name not in saved and not name.endswith("inv_freq") and "cache" not in name
-        }
-        known = {"weights": weights_digest(model), "buffers": digest_json(buffers)}
-        if rotary is not None:
-            with rope_kept(model), suppress(ModelError):
-                rotary.cosine_and_sine(torch.tensor([[0]], device=model.device))
-                rope = rotary.read_rope()
-                known["frequencies"] = [rope.scaling, *rope.frequencies.tolist()]
+    saved, rotary = model.state_dict().keys(), _rotary(model)
+    buffers = {
+        name: _few(buffer).hex()
+        for name, buffer in model.named_buffers()
+        if name not in saved and not name.endswith("inv_freq") and "cache" not in name
+    }
+    known: dict[str, Any] = {"weights": weights_digest(model), "buffers": digest_json(buffers)}
+    if rotary is not None:
+        with rope_kept(model), suppress(ModelError):
+            rotary.cosine_and_sine(torch.tensor([[0]], device=model.device))
+            rope = rotary.read_rope()
+            known["frequencies"] = [rope.scaling, *rope.frequencies.tolist()]
     dtype = str(model.dtype).removeprefix("torch.")
     return {"id": name_of(model) or type(model).__name__, "dtype": dtype, **known}
 
@@ -401,9 +385,9 @@ def another_model(model: PreTrainedModel, recorded: object) -> str | None:
     Two are those whose names and weights both differ: a copy under another path, or the same model
     in another dtype, is not another. Every edition of the bundled model is called `nano`, so there
     the weights decide. A record may name a `base_model`, of which its own is a quantised copy.
-    None without a record of weights, or where the model's are offloaded.
+    None without a record of weights.
     """
-    if not isinstance(recorded, Mapping) or not recorded.get("weights") or on_meta(model):
+    if not isinstance(recorded, Mapping) or not recorded.get("weights"):
         return None
     name, theirs = name_of(model), recorded.get("id")
     if name and name == recorded.get("base_model"):
@@ -432,7 +416,11 @@ _CHECKED: WeakSet[PreTrainedModel] = WeakSet()
 
 
 def check_mode(model: PreTrainedModel) -> None:
-    """Raise UsageError in a training mode that drops the cache or numbers, as it is now."""
+    """Raise UsageError in a training mode that drops the cache or numbers, as it is now, and
+    ModelError where weights are elsewhere until a module runs (accelerate's offloading).
+    """
+    if any(weight.is_meta for weight in model.parameters()):
+        raise ModelError("weights of this model are offloaded (accelerate): load the whole model")
     for module in model.modules():
         own = vars(module)
         acts = own.get("attention_dropout") or (isinstance(module, nn.Dropout) and module.p)
@@ -460,7 +448,7 @@ def check_model(model: PreTrainedModel) -> None:
         raise ModelError(f"{name} writes no text: load it by AutoModelForCausalLM or load_model")
     if not (known and model._can_set_attn_implementation()):
         raise ModelError(f"{name} does not let kvp replace its attention: choose another model")
-    if model in _CHECKED or on_meta(model):  # weights on the meta device: accelerate moves them
+    if model in _CHECKED:
         return
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     cache = EvictingCache.of(model.config)
@@ -530,7 +518,7 @@ def check_weights(model: PreTrainedModel, name: str, *, missing: Collection[str]
             f"{min(missing)}: download or save the model again"
         )
     for key, weight in model.named_parameters():
-        if weight.is_meta or not weight.is_floating_point():
+        if not weight.is_floating_point():
             continue
         # A sum keeps NaN and infinity, and holds no mask of the weight's size.
         if not bool(weight.detach().sum(dtype=torch.float32).isfinite()):

@@ -20,8 +20,9 @@ from transformers import (
 
 from kvp.contexts import same_buffers
 from kvp.errors import ModelError
-from kvp.hf import ScorerInputs, geometry_of, observe
+from kvp.hf import geometry_of, observe
 from kvp.hf.model_access import (
+    check_model,
     known_frequencies,
     known_output_gram,
     made_by,
@@ -30,7 +31,6 @@ from kvp.hf.model_access import (
     rope_kept,
     rope_of,
 )
-from kvp.scoring import Needs, Noise
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -189,13 +189,10 @@ def test_queries_that_are_not_projected_and_rotated_are_refused():
 
 
 def test_offloaded_weights_are_refused(prompt, one_line):
-    model = _model("linear")
-    seen = observe(model, prompt(20), hidden_after=(4,))
-    model.to("meta")
-    inputs = ScorerInputs(model, prompt(20), seen.keys, seen.values, hidden=seen.hidden)
-    for needs in (Needs(rope=True), Needs(hidden_after=4), Needs(noise=Noise())):
+    model = _model("linear").to("meta")
+    for call in (lambda: observe(model, prompt(20)), lambda: check_model(model)):
         with one_line(ModelError, match="are offloaded"):
-            inputs.for_needs(needs)
+            call()
 
 
 def test_norms_behind_the_projection_are_those_of_the_model(model):
