@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from gguf import GGUFReader, dequantize
@@ -57,8 +56,8 @@ LLAMA3 = {
 ROUNDING = 1e-5
 """Largest relative difference of two frequencies that float32 explains."""
 
-_MOST_PARTS, _LARGEST_PART = 3_000_000, 2**20
-"""Numbers and texts of fields (a vocabulary of 200,000 has 1.5 million), and bytes of a norm."""
+_MOST_PARTS = 3_000_000
+"""Numbers and texts of fields (a vocabulary of 200,000 has 1.5 million)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,32 +146,23 @@ def read_metadata(path: Path | str, error: type[KvpError]) -> Metadata:
         return _read(str(path), Path(path).stat().st_mtime_ns)
 
 
-class _CopyingReader(GGUFReader):
-    """The package's reader, which maps a file and walks along lists of any length in it.
+class _BoundedReader(GGUFReader):
+    """The package's reader, which walks along lists of any length, for lists that end."""
 
-    What is taken is a copy, as a file may be overwritten, whole, and not of endless parts. Matrices
-    stay mapped, and nobody looks at them.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._parts = file, 0
-        super().__init__(file)  # type: ignore[arg-type]  # np.memmap takes it
+    _parts = 0
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:  # noqa: ANN401
         part = super()._get(offset, dtype, count, override_order)
         self._parts += 1
         if len(part) < count or self._parts > _MOST_PARTS:
             raise ValueError("it ends early, or has too many parts")
-        if part.nbytes > _LARGEST_PART:
-            return part
-        content = os.pread(self._file.fileno(), part.nbytes, int(offset))
-        return np.frombuffer(content, part.dtype, len(part))
+        return part
 
 
 @lru_cache(maxsize=1)  # the vocabulary takes seconds to read
 def _read(path: str, _: int) -> Metadata:
     with open(path, "rb", opener=regular) as file:
-        reader = _CopyingReader(file)
+        reader = _BoundedReader(file)  # type: ignore[arg-type]  # np.memmap takes it
     name = str(reader.fields["general.architecture"].contents())
     begin = f"{name}."
     fields = {

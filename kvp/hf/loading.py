@@ -31,7 +31,7 @@ from kvp.artifacts.manifest import GGUF
 from kvp.errors import ModelError, UsageError, first_line
 from kvp.hf.attention import ATTENTIONS
 from kvp.hf.model_access import check_model, check_weights
-from kvp.hf.model_config import check_config, check_layers, geometry_of
+from kvp.hf.model_config import check_config, geometry_of
 from kvp.hub import folder_meant
 from kvp.plugins import require
 from kvp.program.names import MODEL_FILE, NANO, check_model_name
@@ -140,7 +140,7 @@ def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:
     source, options = _source(name, revision)
     if not options.get("local_files_only"):  # retries without a network take a while
         phase(f"looking for {name} in the local hub cache, then online")
-    config: PreTrainedConfig = _load(_read_config, name, "model", source, options)
+    config: PreTrainedConfig = _load(AutoConfig.from_pretrained, name, "model", source, options)
     if "gguf_file" in options:
         from kvp.hf.gguf_files import take_over
 
@@ -148,14 +148,6 @@ def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:
             take_over(config, name)
     check_config(config)
     geometry_of(config)
-    return config
-
-
-def _read_config(source: str, **options: Any) -> PreTrainedConfig:  # noqa: ANN401
-    """The configuration, of whose layers transformers makes lists, once they are few enough."""
-    if "gguf_file" not in options:
-        check_layers(PreTrainedConfig.get_config_dict(source, **options)[0])
-    config: PreTrainedConfig = AutoConfig.from_pretrained(source, **options)
     return config
 
 

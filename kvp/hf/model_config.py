@@ -7,9 +7,6 @@ transformers gives them, and kvp never touches it. Why so: `docs/decisions.md#hy
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from transformers import PreTrainedConfig
 from transformers.cache_utils import get_layer_types_and_kwargs
 
@@ -49,23 +46,6 @@ LEFT_ALONE = frozenset({SLIDING, "chunked_attention", "linear_attention", "conv"
 """Kinds of layers whose caches kvp can copy and leave alone, as transformers names them."""
 
 
-MOST_LAYERS = 10_000
-"""Of a configuration: lists of so many are made at once."""
-
-
-def check_layers(sizes: Mapping[str, Any]) -> None:
-    """Raise ValueError where a configuration, as a file has it, names more than `MOST_LAYERS`."""
-    for name, value in sizes.items():
-        if isinstance(value, Mapping):
-            check_layers(value)
-        elif (
-            name.endswith(("layer", "layers"))
-            and isinstance(value, int | float)
-            and (value > MOST_LAYERS)
-        ):
-            raise ValueError(f"{name} is {value:,}, at most {MOST_LAYERS:,} are read")
-
-
 def layer_kinds(config: PreTrainedConfig) -> tuple[str, ...]:
     """The kind of every layer of a model, `dummy` for those that own no cache.
 
@@ -73,7 +53,6 @@ def layer_kinds(config: PreTrainedConfig) -> tuple[str, ...]:
     """
     text = config.get_text_config(decoder=True)
     try:
-        check_layers({"num_hidden_layers": text.num_hidden_layers})
         kinds, _ = get_layer_types_and_kwargs(text)
     except (AttributeError, TypeError, ValueError) as error:
         raise ModelError(

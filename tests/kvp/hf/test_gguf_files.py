@@ -2,8 +2,6 @@
 
 import math
 import struct
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -273,25 +271,3 @@ def test_more_layers_than_tensors_are_refused(write):
     _, file = write(LLAMA, fields={"block_count": 2**31})
     with pytest.raises(ModelError, match=r"damaged or no GGUF file .*2147483648 layers of \d+ te"):
         load_config(file)
-
-
-READ = """
-import sys
-from kvp.errors import CacheError
-from kvp.llamacpp.slots import read_gguf
-for _ in range(2000):
-    try:
-        read_gguf(sys.argv[1])
-    except CacheError:
-        pass
-"""
-
-
-def test_a_file_may_be_overwritten_while_it_is_read(write, tmp_path):
-    """As `cp` does: what is mapped and looked at would end the process."""
-    _, file = write(LLAMA)
-    whole = (tmp_path / "small.gguf").read_bytes()
-    reader = subprocess.Popen([sys.executable, "-c", READ, file])
-    while reader.poll() is None:
-        (tmp_path / "small.gguf").write_bytes(whole)
-    assert reader.returncode == 0
