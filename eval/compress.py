@@ -6,7 +6,6 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings
@@ -15,7 +14,6 @@ from eval.config import CompressConfig
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.budgets import parse_budget
 from kvp.data.rows.files import Tally, files_of, read_rows, read_text
-from kvp.data.rows.forms import unknown_keys
 from kvp.data.rows.values import RowError, text_of
 from kvp.engines import Engine
 from kvp.errors import CacheError, KvpError, UsageError
@@ -92,7 +90,7 @@ def _documents(names: str | Sequence[str]) -> Iterator[tuple[str, Text]]:
         else:
             rows = read_rows(name, "documents", tally.left_out)
             contexts: dict[str, tuple[str, Text]] = {}
-            for location, text in tally.parse_rows(rows, partial(_context, name, tally)):
+            for location, text in tally.parse_rows(rows, lambda _, row: _context(row)):
                 contexts.setdefault(json.dumps(text), (f"{name} {location}", text))
             tally.check(name, contexts)
             yield from contexts.values()
@@ -100,9 +98,8 @@ def _documents(names: str | Sequence[str]) -> Iterator[tuple[str, Text]]:
             say(note)
 
 
-def _context(name: str, tally: Tally, location: str, row: Mapping[str, Any]) -> Text:
+def _context(row: Mapping[str, Any]) -> Text:
     """The context of a row: its messages, all of them, or its text."""
-    tally.unread |= unknown_keys(row, f"{name}: {location}")
     if (turns := row.get("messages")) is not None:
         try:
             return check_messages(

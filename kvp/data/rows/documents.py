@@ -47,12 +47,11 @@ def read_documents(
     usable: list[Document] = []
 
     def documents(location: str, row: Mapping[str, Any]) -> list[Document]:
-        tally.unread |= forms.unknown_keys(row, f"--{flag} {data}: {location}")
         if "message_id" in row and "text" in row and row.get("messages") is None:
             trees.setdefault(_tree_of(row), []).append((location, row))
             return []
         document = replace(forms.document_of(row), location=location)
-        tally.unread |= forms.other_forms(row, document)
+        tally.unread |= forms.unread_keys(row, document)
         return [document]
 
     for _, made in tally.parse_rows(read_rows(data, flag, tally.left_out), documents):

@@ -9,15 +9,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from kvp.data.metrics import METRIC_NAMES, marked_number
 from kvp.data.rows.values import RowError, name_in, plain_row, text_of, texts_of, whole_number
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import REPLY_TOKENS, Sample
-from kvp.errors import UsageError
-from kvp.plugins import did_you_mean
 
 Turn = Mapping[str, str]
 
@@ -42,14 +39,6 @@ _CHOICES = re.compile(r"choices|endings|choice\d+")
 _TARGET = {*_ANSWERS, "task", "metric", "answer_prefix", "max_new_tokens"}
 _DIALOGUE = {"messages", "conversations", "prompt", "completion", "metric"}
 _QUESTION = {"context", "question", "questions"}
-_MESSAGE = {"message_id", "parent_id", "message_tree_id", "role", "text", "rank", "deleted"}
-_KEYS = _TARGET | _DIALOGUE | _QUESTION | _MESSAGE
-_TURN = {"role", "content", "from", "value", "tool_calls", "function_call"}
-_INNER = {**dict.fromkeys(_DIALOGUE - {"metric"}, _TURN), "questions": _KEYS}
-"""Keys of the objects in a column."""
-_ALIKE = (*map(set, (*_TURN_KEYS, _ANSWERS)), {"messages", "conversations"})
-"""Keys of which a row needs one."""
-_WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+|\d+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions
@@ -100,41 +89,16 @@ def document_of(row: Mapping[str, Any]) -> Document:
     raise RowError(f"has none of the accepted columns (it has: {columns})")
 
 
-def unknown_keys(row: Mapping[str, Any], what: str, known: set[str] = _KEYS) -> set[str]:
-    """Keys of a row, and of messages and questions in it, that no form of a row has.
-
-    UsageError, which begins with `what`, where one nearly spells a key that the row lacks.
-    """
-    unknown = {key for key in row.keys() - known if row[key] not in (None, "")}
-    if unknown:
-        there = {key for key in known if row.get(key) not in (None, "")}
-        lacking = frozenset(known.difference(there, *(keys for keys in _ALIKE if keys & there)))
-    for key in sorted(unknown):
-        if meant := _key_meant(key, lacking):
-            raise UsageError(f"{what}: unknown key {key!r:.40}{meant}: rename it, or leave it out")
-    for column, keys in _INNER.items():
-        for part in row[column] if isinstance(row.get(column), list) else ():
-            if isinstance(part, Mapping):
-                unknown |= {f"{column}.{key}" for key in unknown_keys(part, what, keys)}
-    return unknown
-
-
-@lru_cache(maxsize=4096)  # rows of a file have the same ones
-def _key_meant(key: str, lacking: frozenset[str]) -> str:
-    words = len(_WORD.findall(key))  # question_id is no misspelling of question
-    near = [name for name in sorted(lacking) if abs(len(name) - len(key)) < 4]
-    names = [name for name in near if words <= name.count("_") + 1 or key.lower() == name]
-    swapped = [name for name in names if sorted(name) == sorted(key)]
-    return did_you_mean(key, swapped or names, cutoff=0.5 if swapped else 0.83)
-
-
-def other_forms(row: Mapping[str, Any], document: Document) -> set[str]:
-    """Known keys of a row that are not read: another key, or the form of the row, goes first."""
+def unread_keys(row: Mapping[str, Any], document: Document) -> set[str]:
+    """Keys of a row, and of its questions, that its form does not have."""
     form = {"text"} if document.text else _DIALOGUE if document.turns else _QUESTION
-    unread = _KEYS - form - (_TARGET if document.alone or document.questions else set())
-    for keys in (("messages", "conversations", "prompt"), _ANSWERS, ("questions", "question")):
-        unread.update([key for key in keys if row.get(key) is not None][1:])
-    return {key for key in unread if row.get(key) is not None}
+    read = form | _TARGET if document.alone or document.questions else form
+    unread = {key for key, cell in row.items() if key not in read and cell is not None}
+    asked = row.get("questions")
+    for question in asked if "questions" in read and isinstance(asked, list) else ():
+        if isinstance(question, Mapping):
+            unread |= {f"questions.{key}" for key in question.keys() - read}
+    return unread
 
 
 def role_of(name: object) -> str | None:

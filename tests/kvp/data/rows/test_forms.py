@@ -107,66 +107,18 @@ QUESTION = {"context": "Gate 5 opens at 9.\n", "question": "When?", "answer": "9
 
 
 @pytest.mark.parametrize(
-    ("row", "key", "meant"),
-    [
-        *[
-            ({name if key == old else key: cell for key, cell in QUESTION.items()}, name, old)
-            for old, name in [
-                ("context", "contxt"), ("context", "Context"), ("context", "contexts"),
-                ("question", "qestion"), ("question", "quesiton"), ("question", "QUESTION"),
-                ("answer", "anser"), ("answer", "awnser"), ("answer", "amswer"),
-                ("answer", " answer "),
-            ]
-        ],
-        ({**QUESTION, "max-new-tokens": 5}, "max-new-tokens", "max_new_tokens"),
-        ({**QUESTION, "maxNewTokens": 5}, "maxNewTokens", "max_new_tokens"),
-        ({**QUESTION, "answerprefix": "a"}, "answerprefix", "answer_prefix"),
-        ({**QUESTION, "answer_prefx": "a"}, "answer_prefx", "answer_prefix"),
-        ({**QUESTION, "metrics": "f1"}, "metrics", "metric"),
-        ({"txt": "words"}, "txt", "text"),
-        ({"conversation": turns("a", "b")}, "conversation", "conversations"),
-        ({"prompt": "a", "compltion": "b"}, "compltion", "completion"),
-        ({"messages": [{"role": "user", "contnt": "a"}, *turns("a", "b")]}, "contnt", "content"),
-        ({"conversations": [{"fromm": "human", "value": "a"}]}, "fromm", "from"),
-        ({"conversations": [{"form": "human", "value": "a"}]}, "form", "from"),
-        ({**QUESTION, "taks": "qa"}, "taks", "task"),
-        ({"prompt": [{"role": "user", "Content": "a"}]}, "Content", "content"),
-        ({"context": "c", "questions": [{"question": "q", "answr": "a"}]}, "answr", "answer"),
-        ({"mesage_id": 1, "parent_id": None, "role": "prompter", "text": "a"}, "mesage_id",
-         "message_id"),
-    ],
-)  # fmt: skip
-def test_a_misspelt_key_is_named_before_anything_is_measured(tmp_path, row, key, meant, jsonl):
-    data = jsonl(tmp_path / "d.jsonl", QUESTION, row)
-    with pytest.raises(UsageError) as error:
-        read(data)
-    assert str(error.value) == (
-        f"--data {data}: line 2: unknown key {key!r} (did you mean {meant}?): "
-        "rename it, or leave it out"
-    )
-
-
-@pytest.mark.parametrize(
     ("row", "unread"),
     [
-        ({**QUESTION, "id": 1, "source": "x", "answer_id": None}, "(2): id, source"),
-        ({**QUESTION, "question_id": 1, "test": "x", "prompts": None}, "(2): question_id, test"),
+        ({**QUESTION, "id": 1, "anser": "x", "answer_id": None}, "(2): anser, id"),
         ({**QUESTION, "a": 1, "b": 2, "c": 3, "d": 4}, "(4): a, b, c and 1 more"),
-        ({**QUESTION, "answers": ["9"], "answered": True}, "(2): answered, answers"),
-        ({"messages": turns("a", "b"), "conversation_id": 1, "text": "a"},
-         "(2): conversation_id, text"),
-        ({"messages": [{**turn, "weight": 1} for turn in turns("a", "b")]},
-         "(1): messages.weight"),
-        ({"prompt": "a", "prompt_id": 1, "completion": "b", "answer": "c"},
-         "(2): answer, prompt_id"),
+        ({"messages": turns("a", "b"), "conversation_id": 1, "text": "a", "answer": "c"},
+         "(3): answer, conversation_id, text"),
+        ({"prompt": turns("a"), "prompt_id": 1, "answer": "c"}, "(1): prompt_id"),
         ({"text": "Gate 5 opens at 9.", "question": "When?", "answer": "9"},
          "(2): answer, question"),
         ({"context": "c", "questions": [{"question": "q", "id": 1}]}, "(1): questions.id"),
         ({"context": "c", "question": "q", "\x1b[2J": 1}, "(1): '\\x1b[2J'"),
         ({"context": "c", "question": "q", "\ud800": 1, "": 2}, "(2): '', '\\ud800'"),
-        ({**QUESTION, "answers": ["9"], "references": ["8"]}, "(2): answers, references"),
-        ({"messages": turns("a", "b"), "prompt": "a"}, "(1): prompt"),
-        ({"context": "c", "question": "q", "questions": ["r"], "answers": ["a"]}, "(1): question"),
     ],
 )  # fmt: skip
 def test_keys_that_are_not_read_are_listed_once(tmp_path, row, unread, jsonl):
