@@ -17,8 +17,10 @@ METHODS = "full,knorm,snapkv,oracle,kvzip+global"
 
 def rows(path):
     content = [
-        {"context": CONTEXT, "questions": ["What is the sky?", "Who is it?", "Where?"],
-         "answers": ["blue", "we", "There"], "task": "sky"},
+        {"context": CONTEXT, "task": "sky",
+         "questions": [{"question": "What is the sky?", "answer": "blue"},
+                       {"question": "Who is it?", "answer": "we"},
+                       {"question": "Where?", "answer": "There"}]},
         {"context": CONTEXT, "question": "Which one?", "answer": "sky", "task": "sky"},
         {"context": CONTEXT[20:], "question": "What is the grass?", "answer": "green",
          "task": "sky"},

@@ -226,7 +226,7 @@ def test_what_cannot_be_used_is_one_line_each(tiny_folder, tmp_path, capsys):
     _write(tmp_path / "none.jsonl", {**good, "answer": ""})
     assert _rows(tiny_folder, tmp_path / "none.jsonl", tmp_path / "none") == 2
     message = _said(capsys)
-    assert "left out 1 row: line 1 has no answer to measure (answer, answers, reference" in message
+    assert "left out 1 row: line 1 has no answer to measure (answer or answers)" in message
     assert message.endswith("nothing for the all split: give it rows that fit or a longer --length")
     _write(tmp_path / "none.jsonl", {"context": CONTEXT, "question": "What?", "expected": "e"})
     assert _rows(tiny_folder, tmp_path / "none.jsonl", tmp_path / "none") == 2

@@ -32,13 +32,14 @@ _ROLES = {
 }  # fmt: skip
 _MOST_NEW_TOKENS = 2**20
 _TURN_KEYS = (("role", "from"), ("content", "value"))
-_ANSWERS = ("answer", "answers", "reference", "references")
+_ANSWERS = ("answer", "answers")
 """Columns with the texts of right answers; the first one that is there counts."""
+_QUESTIONS = ("question", "questions")
 _CHOICES = re.compile(r"choices|endings|choice\d+")
 """Columns with texts to choose from."""
 _TARGET = {*_ANSWERS, "task", "metric", "answer_prefix", "max_new_tokens"}
 _DIALOGUE = {"messages", "conversations", "prompt", "completion", "metric"}
-_QUESTION = {"context", "question", "questions"}
+_QUESTION = {"context", *_QUESTIONS}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions
@@ -71,17 +72,15 @@ def document_of(row: Mapping[str, Any]) -> Document:
     for column in ("messages", "conversations"):
         if isinstance(row.get(column), list):
             return _dialogue(alternating_turns(row[column]), row)
-    question, context = row.get("question") is not None, row.get("context") is not None
-    several = isinstance(row.get("questions"), list)
-    if context and (question or several):
+    asks = any(row.get(name) is not None for name in _QUESTIONS)
+    if asks and row.get("context") is not None:
         return _questions(row)
     if row.get("prompt") is not None:
         return _prompt(row)
     if row.get("text") is not None:
         text = text_of(row["text"])
         return Document(split=split_of(text), text=text)
-    answered = any(row.get(name) is not None for name in _ANSWERS)
-    if question or (context and (answered or _is_multiple_choice(row))):
+    if asks:
         return _questions(row)
     if "text" in row:
         raise RowError("has no text")
@@ -177,37 +176,24 @@ def questions_of(row: Mapping[str, Any]) -> tuple[Sample, ...]:
     asked = row.get("questions")
     if asked is None:
         return (_question(row),)
-    if not isinstance(asked, list):
-        raise RowError("has questions that are not a list")
-    listed = [column for column in _ANSWERS if row.get(column) is not None]
-    shared = {key: value for key, value in row.items() if key not in ("questions", *listed)}
-    if not asked:
-        raise RowError("has an empty list of questions")
-    for column in listed:
-        if not isinstance(row[column], list) or len(row[column]) != len(asked):
-            raise RowError(f"has {len(asked)} questions but not as many {column}")
+    if not isinstance(asked, list) or not asked:
+        raise RowError("has questions that are not a list with an object for each")
+    shared = {key: value for key, value in row.items() if key not in (*_ANSWERS, *_QUESTIONS)}
     samples = []
-    for index, question in enumerate(asked):
-        own = plain_row(question) if isinstance(question, Mapping) else {"question": question}
-        for column in listed:
-            own.setdefault("answer" if column == "answers" else column, row[column][index])
+    for number, question in enumerate(asked, start=1):
         try:
-            text_of(own.get("question"), " in question")
-            samples.append(_question({**shared, **own}))
+            if not isinstance(question, Mapping):
+                raise RowError("has a question that is not an object")
+            samples.append(_question({**shared, **plain_row(question)}))
         except RowError as error:
-            raise RowError(f"{error} (its question {index + 1})") from None
+            raise RowError(f"{error} (its question {number})") from None
     return tuple(samples)
 
 
 def _question(row: Mapping[str, Any]) -> Sample:
-    question, target = row.get("question"), _target(row)
     context = "" if row.get("context") is None else text_of(row["context"], " in context")
-    blank = question is None or (isinstance(question, str) and not question.strip())
-    if blank and row.get("query") is not None:
-        raise RowError("has a column query and none named question: rename it")
-    if context and blank and target.references:
-        return replace(target, question=context)  # all of the prompt
-    return replace(target, context=context, question=text_of(question, " in question"))
+    question = text_of(row.get("question"), " in question")
+    return replace(_target(row), context=context, question=question)
 
 
 def _target(row: Mapping[str, Any]) -> Sample:

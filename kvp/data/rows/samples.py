@@ -187,7 +187,7 @@ class _SampleMaker:
         if tokens > self.settings.length:
             return self._excess(tokens)
         if self.settings.needs_reply and not sample.references:
-            return "has no answer to measure (answer, answers, reference or references)"
+            return "has no answer to measure (answer or answers)"
         return fault_of(sample.metric, sample.references)
 
     def _excess(self, tokens: int) -> str:

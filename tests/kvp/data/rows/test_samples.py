@@ -144,7 +144,10 @@ def measured(data, tokenizer, **changes):
 
 def test_questions_of_one_context_share_its_name(tmp_path, tokenizer, jsonl):
     rows = [
-        {"context": "first", "questions": ["q1", "q2"], "answers": ["a", "b"]},
+        {
+            "context": "first",
+            "questions": [{"question": "q1", "answer": "a"}, {"question": "q2", "answer": "b"}],
+        },
         {"context": "second", "question": "q", "answer": "a"},
         {"context": "third", "question": "q1", "answer": "a"},
         {"context": "third", "question": "q2", "answer": "a"},
