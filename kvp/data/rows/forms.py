@@ -6,13 +6,12 @@ A row of no known form, or without its text, raises RowError; the caller skips a
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kvp.data.metrics import METRIC_NAMES, marked_number
-from kvp.data.rows.values import RowError, name_in, plain_row, text_of, texts_of, whole_number
+from kvp.data.rows.values import RowError, name_in, plain_row, text_of, texts_of
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import REPLY_TOKENS, Sample
 
@@ -35,7 +34,7 @@ _TURN_KEYS = (("role", "from"), ("content", "value"))
 _ANSWERS = ("answer", "answers")
 """Columns with the texts of right answers; the first one that is there counts."""
 _QUESTIONS = ("question", "questions")
-_CHOICES = re.compile(r"choices|endings|choice\d+")
+_CHOICES = ("choices", "endings", "choice0")
 """Columns with texts to choose from."""
 _TARGET = {*_ANSWERS, "task", "metric", "answer_prefix", "max_new_tokens"}
 _DIALOGUE = {"messages", "conversations", "prompt", "completion", "metric"}
@@ -198,7 +197,7 @@ def _question(row: Mapping[str, Any]) -> Sample:
 
 def _target(row: Mapping[str, Any]) -> Sample:
     """What an answer is compared with: a question without texts."""
-    if _is_multiple_choice(row):
+    if any(row.get(name) is not None for name in _CHOICES):
         raise RowError("is multiple choice (metric choice), which kvp lm-eval measures")
     given = next((row[name] for name in _ANSWERS if row.get(name) is not None), None)
     answers, task = texts_of(given, " in answer"), name_in(row, "task")
@@ -215,12 +214,17 @@ def _target(row: Mapping[str, Any]) -> Sample:
         split="",
         answer_prefix=name_in(row, "answer_prefix"),
         references=answers,
-        max_new_tokens=whole_number(row, "max_new_tokens", _MOST_NEW_TOKENS) or REPLY_TOKENS,
+        max_new_tokens=_new_tokens(row.get("max_new_tokens")),
         metric=metric,
     )
 
 
-def _is_multiple_choice(row: Mapping[str, Any]) -> bool:
-    """Whether the right one of given texts is to be found, or whether something is true (BoolQ)."""
-    listed = any(value is not None and _CHOICES.fullmatch(name) for name, value in row.items())
-    return listed or isinstance(row.get("answer"), bool)
+def _new_tokens(given: object) -> int:
+    if given is None:
+        return REPLY_TOKENS
+    if type(given) is int and 1 <= given <= _MOST_NEW_TOKENS:  # True is no number
+        return given
+    raise RowError(
+        f"has max_new_tokens {given!r:.40}, which is not a whole number from 1 to "
+        f"{_MOST_NEW_TOKENS}"
+    )

@@ -1,23 +1,17 @@
 """What the cells of a row mean, whatever wrote them: numbers, missing values, lists and texts.
 
-pandas writes the whole numbers of a column with a missing value as 42.0, `datasets` a list of
-objects as an object of lists. `plain_row` undoes this for every format and column, so that the same
-table gives the same samples.
+pandas writes the whole numbers of a column with a missing value as 42.0. `plain_row` undoes this
+for every format and column, so that the same table gives the same samples.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
-from datetime import date
-from decimal import Decimal
 from typing import Any
 
 _EXACT = 2**53
 """Below this a whole float is exact."""
-_OBJECTS = {"messages", "conversations", "prompt", "completion", "questions", "multi_turns"}
-"""Columns that may hold a list of objects."""
 
 
 class RowError(Exception):
@@ -25,22 +19,12 @@ class RowError(Exception):
 
 
 def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with its columns as JSON would hold them: None where a value is missing.
+    """A row with its columns as JSON would hold them: None where a value is missing or empty.
 
-    A float without a fraction is a whole number. Raises RowError for a text that cannot be written
-    in UTF-8.
+    Raises RowError for a text that cannot be written in UTF-8 and a number that is not finite.
     """
-    plain = {}
-    for name, given in row.items():
-        cell = plain_value(given)
-        if cell == "":
-            cell = None
-        if name in _OBJECTS and isinstance(cell, dict):
-            columns = [column for column in cell.values() if isinstance(column, list)]
-            if columns and len(columns) == len(cell):
-                cell = [dict(zip(cell, cells, strict=True)) for cells in zip(*columns, strict=True)]
-        plain[name] = cell
-    return plain
+    plain = {name: plain_value(cell) for name, cell in row.items()}
+    return {name: None if cell == "" else cell for name, cell in plain.items()}
 
 
 def plain_value(value: object) -> Any:  # noqa: ANN401
@@ -54,15 +38,12 @@ def plain_value(value: object) -> Any:  # noqa: ANN401
         return {str(name): plain_value(item) for name, item in value.items()}
     elif isinstance(value, list | tuple):
         return [plain_value(item) for item in value]
-    elif isinstance(value, float | Decimal):
-        if value != value:  # not a number
+    elif isinstance(value, float):
+        if math.isnan(value):
             return None
-        if not math.isfinite(value):
+        if math.isinf(value):
             raise RowError("has a number that is not finite")
-        exact = -_EXACT < value < _EXACT or isinstance(value, Decimal)
-        return int(value) if exact and value == int(value) else float(value)
-    elif isinstance(value, date):
-        return str(value).removesuffix(" 00:00:00")
+        return int(value) if value.is_integer() and abs(value) < _EXACT else value
     return value
 
 
@@ -71,8 +52,6 @@ def text_of(content: object, where: str = "") -> str:
 
     Raises RowError for None, anything empty and parts that are not text.
     """
-    if isinstance(content, Mapping):
-        content = [content]
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
         if not all(isinstance(part, str) for part in parts):
@@ -104,12 +83,3 @@ def texts_of(given: object, where: str) -> tuple[str, ...]:
     if any(isinstance(answer, list) for answer in answers):
         raise RowError(f"has a list within a list{where}")
     return tuple(dict.fromkeys(text_of(answer, where) for answer in answers))
-
-
-def whole_number(row: Mapping[str, Any], column: str, most: int) -> int | None:
-    """The number from 1 to `most` in a column, also as 8.0 or "8"; None if missing; RowError."""
-    value = row.get(column)
-    match = re.fullmatch(r"\s*(\d{1,12})(\.0*)?\s*", str(value))
-    if value is None or (match and 1 <= int(match[1]) <= most):
-        return None if match is None else int(match[1])
-    raise RowError(f"has {column} {value!r:.40}, which is not a whole number from 1 to {most}")

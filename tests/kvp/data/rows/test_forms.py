@@ -38,7 +38,8 @@ GOOD = '{"text": "good"}\n'
     ("line", "message"),
     [
         ('{"answer": "b", "query": "c"}', "has none of the accepted columns (it has: answer,"),
-        ('{"text": {"a": 3}}', "has a part that is not text"),
+        ('{"text": {"a": 3}}', "has a value that is not text"),
+        ('{"text": [{"a": 3}]}', "has a part that is not text"),
         ('{"text": null}', "has no text"),
         ('{"text": " "}', "has no text"),
         ('{"text": "a"', "is not JSON"),
@@ -196,7 +197,6 @@ def test_questions_and_their_answers(columns, answers, metric):
         {"choices": {"text": ["red", "green"], "label": ["A", "B"]}, "answerKey": "B"},
         {"endings": ["red", "green"], "label": "0", "metric": "choice_norm"},
         {"choice0": "4", "choice1": "0", "answer": "0"},
-        {"context": "c", "answer": True},
     ],
 )
 def test_multiple_choice_is_for_the_harness(columns):

@@ -3,7 +3,6 @@
 import json
 import math
 import tempfile
-from decimal import Decimal
 from pathlib import Path
 
 import pandas as pd
@@ -74,7 +73,7 @@ def test_truth_values_of_a_table_are_no_answers(tmp_path, name):
     WRITERS[name](pd.DataFrame({"question": ["a", "b"], "answer": [True, None]}), tmp_path / name)
     documents, tally = read_documents(str(tmp_path / name), "data", TaskSettings(length=99))
     assert [one.questions[0].question for one in documents] == ["b"]
-    assert "is multiple choice" in tally.skipped[0][1]
+    assert "has a value that is not text in answer" in tally.skipped[0][1]
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -94,10 +93,8 @@ def test_messages_and_trees_of_a_table(tmp_path, name):
 @pytest.mark.parametrize(
     ("cell", "plain"),
     [
-        (42.0, 42), (2.5, 2.5), (1e300, 1e300), (Decimal("42.00"), 42), (Decimal("0.5"), 0.5),
-        (math.nan, None), (Decimal("NaN"), None), ("", None), ("None", "None"),
-        ([1.0, {"a": (2.0,)}], [1, {"a": [2]}]),
-        (pd.Timestamp("2024-01-02"), "2024-01-02"), ("42.0", "42.0"),
+        (42.0, 42), (2.5, 2.5), (1e300, 1e300), (math.nan, None), ("", None), ("None", "None"),
+        ([1.0, {"a": (2.0,)}], [1, {"a": [2]}]), ("42.0", "42.0"),
     ],
 )  # fmt: skip
 def test_cells(cell, plain):
@@ -105,13 +102,13 @@ def test_cells(cell, plain):
     assert (found, type(found)) == (plain, type(plain))
 
 
-@pytest.mark.parametrize("number", [math.inf, -math.inf, [math.inf], Decimal("-Infinity")])
+@pytest.mark.parametrize("number", [math.inf, -math.inf, [math.inf]])
 def test_a_number_that_is_not_finite_is_refused(number):
     with pytest.raises(RowError, match="has a number that is not finite"):
         plain_row({"a": number})
 
 
-BOUNDS = [-3, 0, 1e9, 10**400, "x", "-1", True, [8], 8.5, "1e3", {"a": 1}]
+BOUNDS = [-3, 0, 1e9, 10**400, "8", True, [8], 8.5]
 
 
 def test_a_number_out_of_bounds_is_named(tmp_path):
@@ -121,7 +118,7 @@ def test_a_number_out_of_bounds_is_named(tmp_path):
         assert said.startswith("a.jsonl line 2: has max_new_tokens ")
         assert said.endswith("which is not a whole number from 1 to 1048576")
         assert len(said) < 140
-    for value in (8, 8.0, "8", "8.0", " 8 "):
+    for value in (8, 8.0):
         document = document_of(plain_row({**row, "max_new_tokens": value}))
         assert document.questions[0].max_new_tokens == 8
 
@@ -139,7 +136,7 @@ def test_the_schema_of_openai():
 
 
 def test_numbers_keep_their_digits_and_zero_is_a_text():
-    assert plain_row({"a": Decimal(2**70 + 1)})["a"] == 2**70 + 1
+    assert plain_row({"a": 2**70 + 1})["a"] == 2**70 + 1
     turns = [{"role": "user", "content": 0}, {"from": "gpt", "role": None, "value": 0.0}]
     document = document_of(plain_row({"messages": turns}))
     assert [turn["content"] for turn in document.turns] == ["0", "0"]
