@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvp.data.encode import encode
-from kvp.data.rows.files import READERS, Row, Tally, files_of, is_saved, read_rows
+from kvp.data.rows.files import READERS, Row, Tally, files_of, read_rows
 from kvp.data.rows.values import RowError, text_of, texts_of
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import ALL, NoPromptError, Sample, Source, TaskSettings, context_of
@@ -81,7 +81,7 @@ def rows_of(data: str, names: Sequence[str]) -> Iterator[Row]:
     what the file or the configuration is called.
     """
     path = Path(data)
-    if path.is_dir() and not is_saved(path):
+    if path.is_dir():
         for file in files_of(data, "data")[0]:
             if file.name.partition(".")[0] in names:
                 yield from rows_of(str(file), names)

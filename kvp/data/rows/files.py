@@ -1,9 +1,9 @@
-"""Read rows of JSONL, JSON, parquet, `save_to_disk` folders, folders of files, the hub; texts.
+"""Read rows of JSONL, JSON, parquet, folders of files, the hub; texts.
 
-`datasets` reads saved folders and the hub, pyarrow parquet. JSON is read here: `datasets` gives all
-rows of a file one schema, so rows of different forms and trees of different depth fail. Every
-reader yields rows with their location in the file; one that cannot be read is yielded as a
-`RowError`, so that one bad line does not cost the file. A `Tally` counts what is not used.
+`datasets` reads the hub, pyarrow parquet. JSON is read here: `datasets` gives all rows of a file
+one schema, so rows of different forms and trees of different depth fail. Every reader yields rows
+with their location in the file; one that cannot be read is yielded as a `RowError`, so that one bad
+line does not cost the file. A `Tally` counts what is not used.
 """
 
 from __future__ import annotations
@@ -66,32 +66,23 @@ def read_rows(data: str, flag: str, left_out: list[str] | None = None) -> Iterat
 def files_of(data: str, flag: str) -> tuple[list[Path], list[Path], list[Path]]:
     """Files of rows, of running text and of other kinds that a path means, sorted.
 
-    A file means itself, a folder what is in it and below, without what is hidden. What
-    `save_to_disk` wrote counts as a file of rows. Raises UsageError where the path is empty.
+    A file means itself, a folder what is in it and below, without what is hidden. Raises UsageError
+    where the path is empty.
     """
     if not data.strip():
         raise UsageError(f"--{flag} is empty")
     path = Path(data)
-    kinds: tuple[list[Path], list[Path], list[Path]] = ([], [], [])
-    saved: list[Path] = []
-    for file in [path] if is_saved(path) or not path.is_dir() else sorted(path.rglob("*")):
-        inside = file.relative_to(path).parts
-        hidden = any(part.startswith((".", "dataset_infos.json")) for part in inside)
-        if hidden or any(map(file.is_relative_to, saved)):
+    rows: list[Path] = []
+    texts: list[Path] = []
+    others: list[Path] = []
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        if hidden or (file.is_dir() and not file.is_symlink()):
             continue
-        if is_saved(file):
-            saved.append(file)
         suffix = file.suffix.lower() if file == path or file.is_file() else ""
-        if suffix in READERS or is_saved(file):
-            kinds[0].append(file)
-        elif file.is_symlink() or not file.is_dir():
-            kinds[1 if suffix in TEXT_SUFFIXES else 2].append(file)
-    return kinds
-
-
-def is_saved(folder: Path) -> bool:
-    """Whether `save_to_disk` wrote a folder."""
-    return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+        kind = rows if suffix in READERS else texts if suffix in TEXT_SUFFIXES else others
+        kind.append(file)
+    return rows, texts, others
 
 
 _UNREADABLE = (OSError, ValueError, RecursionError)
@@ -113,15 +104,12 @@ def _json_lines(path: Path) -> Iterator[Row]:
 
 
 def _json(path: Path) -> Iterator[Row]:
-    """A list of objects, an object with one such list, or lines of objects."""
+    """A list of objects, one object, or lines of objects."""
     try:
         content = _parse(read_bytes(path).decode("utf-8-sig"))
     except (json.JSONDecodeError, RecursionError):
         yield from _json_lines(path)
         return
-    if isinstance(content, dict):
-        lists = [value for value in content.values() if isinstance(value, list)]
-        content = lists[0] if len(content) == len(lists) == 1 else content
     for number, row in enumerate(content if isinstance(content, list) else [content], start=1):
         yield f"row {number}", row
 
@@ -140,18 +128,12 @@ def _parquet(path: Path) -> Iterator[Row]:
 
 
 def _folder(folder: Path, flag: str, left_out: list[str] | None) -> Iterator[Row]:
-    from datasets import load_from_disk
-
-    if is_saved(folder):
-        yield from _parts(lambda: load_from_disk(str(folder)))
-        return
     files, *others = files_of(str(folder), flag)
     if left_out is not None:
         left_out += [path.name for path in sorted(chain(*others))]
     if not files:
         raise UsageError(
-            f"--{flag} {folder}: no data in this folder; it may hold files of kind {KINDS} or what "
-            "save_to_disk writes"
+            f"--{flag} {folder}: no data in this folder; it may hold files of kind {KINDS}"
         )
     for file in files:
         rows, nothing = read_rows(str(file), flag), ("", RowError("has nothing in it"))
@@ -167,8 +149,8 @@ def _hub(name: str, flag: str) -> Iterator[Row]:
         yield from _parts(lambda: load_dataset(base, configuration or None))
     except OSError as error:
         raise UsageError(
-            f"--{flag} {name}: not a file ({KINDS}), a folder of such files, a folder "
-            f"of save_to_disk or a data set that loads ({error})"
+            f"--{flag} {name}: not a file ({KINDS}), a folder of such files or a data set that "
+            f"loads ({error})"
         ) from error
 
 
@@ -178,8 +160,6 @@ def _parts(load: Callable[[], Any]) -> Iterator[Row]:
         with quiet_logs():
             loaded = load()
             for part, rows in loaded.items() if isinstance(loaded, dict) else [("", loaded)]:
-                if hasattr(rows, "with_format"):
-                    rows = rows.with_format(None)  # tensors or tables, where its owner chose so
                 for number, row in enumerate(rows, start=1):
                     yield f"{part} row {number}".strip(), row
     except Exception as error:  # whatever a hub, a cache or a damaged file can raise

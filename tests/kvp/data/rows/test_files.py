@@ -40,7 +40,6 @@ def write_parquet(path):
     ("name", "write"),
     [
         ("a.json", lambda path: path.write_text(json.dumps(ROWS))),
-        ("b.json", lambda path: path.write_text(json.dumps({"data": ROWS}))),
         ("c.json", lambda path: path.write_text("".join(json.dumps(r) + "\n" for r in ROWS))),
         ("[a].parquet", write_parquet),
     ],
@@ -51,9 +50,7 @@ def test_kinds_of_files(tmp_path, name, write):
     assert result == [row["text"] for row in ROWS]
 
 
-def test_a_folder_of_files_and_one_of_save_to_disk(tmp_path):
-    from datasets import Dataset, DatasetDict
-
+def test_a_folder_of_files(tmp_path):
     folder = tmp_path / "set"
     (folder / "sub").mkdir(parents=True)
     (folder / ".cache").mkdir()
@@ -63,20 +60,6 @@ def test_a_folder_of_files_and_one_of_save_to_disk(tmp_path):
     usable, tally = read(folder)
     assert [document.text for document in usable] == ["two", "one"]
     assert tally.skipped == [("train.jsonl line 2", "has no text")]
-    Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "plain"))
-    DatasetDict({"a": Dataset.from_list(ROWS[:1]), "b": Dataset.from_list(ROWS[1:])}).save_to_disk(
-        str(tmp_path / "parts")
-    )
-    for name in ("plain", "parts"):
-        result = [document.text for document in documents(str(tmp_path / name))]
-        assert result == [row["text"] for row in ROWS]
-    sets = tmp_path / "configurations"
-    for number, name in enumerate(("16384", "4096")):
-        part = DatasetDict({"test": Dataset.from_list(ROWS[number : number + 1])})
-        part.save_to_disk(str(sets / name))
-    assert [(one.text, one.location) for one in documents(sets)] == [
-        (ROWS[0]["text"], "16384 test row 1"), (ROWS[1]["text"], "4096 test row 1"),
-    ]  # fmt: skip
     (tmp_path / "nothing").mkdir()
     with pytest.raises(UsageError, match="no data in this folder"):
         documents(str(tmp_path / "nothing"))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,15 +28,10 @@ def skipped(path, *rows):
     return f"{path.name} {': '.join(tally.skipped[-1])}"
 
 
-def _saved(table, path):
-    Dataset.from_pandas(table).save_to_disk(str(path))
-
-
 WRITERS = {
     "a.jsonl": lambda table, path: table.to_json(path, orient="records", lines=True),
     "records.json": lambda table, path: table.to_json(path, orient="records"),
     "a.parquet": lambda table, path: table.to_parquet(path),
-    "saved": _saved,
 }
 
 NUMBERS = st.integers(-(2**40), 2**40) | st.sampled_from([0.5, 3.0, 2.25, -1.5])
