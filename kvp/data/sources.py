@@ -1,17 +1,14 @@
 """Sources of `--data`: tasks in turn, generated dialogues, rows of a file or data set, mixtures.
 
-Each kind of data that is generated is a line of `SOURCES`. A mixture is
-`ruler:0.5,chat:0.3,notes.jsonl:0.2`.
-
-A `CollectionPlan` has the samples of all splits in one sequence. Collection and training from a
-running model share it, so that the same flags give the same prompts.
+A mixture is `ruler:0.5,chat:0.3,notes.jsonl:0.2`. Collection and training from a running model
+share `plan_collection`, so that the same flags give the same prompts.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,16 +78,8 @@ def tasks_in_turn(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) ->
     return _interleave_sources(built, order)
 
 
-SOURCES: Mapping[str, Callable[[TaskSettings, PreTrainedTokenizerBase], Source]] = {
-    RULER: tasks_in_turn,
-    CHAT: lambda settings, tokenizer: DialogueTask().build(replace(settings, chat=None), tokenizer),
-}
-"""Kinds of data by name; any other name is a file, a folder or a hub data set."""
-
-
-def takes_tasks(data: str) -> bool:
-    """Whether `data`, or a part of it, is made of the tasks that `--tasks` names."""
-    return any(SOURCES.get(part) is tasks_in_turn for part in parts_of(data))
+_GENERATED = (RULER, CHAT)
+"""Kinds of data that are generated; any other name is a file, a folder or a hub data set."""
 
 
 def open_source(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
@@ -101,7 +90,7 @@ def open_source(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> S
     """
     data = str(settings.data)
     parts = parts_of(data)
-    if settings.tree_paths == "all" and all(part in SOURCES for part in parts):
+    if settings.tree_paths == "all" and all(part in _GENERATED for part in parts):
         raise UsageError(f"--tree_paths is about rows of files, and --data {data} names none")
     if len(parts) == 1:
         return _of_one_kind(data, settings, tokenizer)
@@ -111,7 +100,7 @@ def open_source(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> S
 def _mixture(
     parts: Mapping[str, float], settings: TaskSettings, tokenizer: PreTrainedTokenizerBase
 ) -> Source:
-    names = [part if part in SOURCES else name_of(part) for part in parts]
+    names = [part if part in _GENERATED else name_of(part) for part in parts]
     if len(set(names)) < len(names):  # ids of samples begin with them
         alike = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"--data: two parts are called {alike}; rename one of the files")
@@ -132,8 +121,11 @@ def _mixture(
 
 
 def _of_one_kind(data: str, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
-    if data in SOURCES:
-        return SOURCES[data](replace(settings, data=None), tokenizer)
+    generated = replace(settings, data=None, chat=None)
+    if data == RULER:
+        return tasks_in_turn(generated, tokenizer)
+    if data == CHAT:
+        return DialogueTask().build(generated, tokenizer)
     return row_samples(data, settings, tokenizer, flag="data")
 
 
@@ -154,27 +146,14 @@ def _interleave_sources(sources: Sequence[Sequence[Sample]], order: Sequence[int
     )
 
 
-@dataclass(frozen=True)
-class CollectionPlan(Sequence[Sample]):
-    """All samples: those of the first split, then those of the next."""
+@dataclass(frozen=True, kw_only=True)
+class CollectionPlan(Source):
+    """All samples, those of the first split, then those of the next, and notes on all of them."""
 
     sources: tuple[Source, ...]
+    """Those of each split."""
     tasks: tuple[str, ...]
     """Tasks taken in turn; empty for other data."""
-    notes: tuple[str, ...] = ()
-    """Warnings to print before anything long runs, one line each: fewer samples than requested,
-    rows that were skipped."""
-
-    def __len__(self) -> int:
-        return sum(map(len, self.sources))
-
-    def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
-        """The sample at `index`, from 0 on; raises IndexError."""
-        for source in self.sources:
-            if index < len(source):
-                return source[index]
-            index -= len(source)
-        raise IndexError(index)
 
 
 def plan_collection(
@@ -185,7 +164,8 @@ def plan_collection(
     Raises UsageError for data that does not exist, has nothing for a split or does not fit.
     """
     data = str(settings.data)
-    tasks = fitting_tasks(settings, tokenizer) if takes_tasks(data) else ()
+    parts = parts_of(data)
+    tasks = fitting_tasks(settings, tokenizer) if RULER in parts else ()
     sources: list[Source] = []
     notes: list[str] = []
     fewer: list[str] = []
@@ -206,13 +186,18 @@ def plan_collection(
             raise UsageError("; ".join(dict.fromkeys([*notes, refusal])))
         if len(source) < count:
             fewer.append(f"{len(source)} of the {count} {split} sequences requested")
-        kinds = (len(tasks) or 1) * len(parts_of(data))
+        kinds = (len(tasks) or 1) * len(parts)
         for index in range(min(len(source), kinds)):
             source[index]  # a length too small for a task shows now, not in the middle
         sources.append(source)
     if fewer:
         notes.insert(0, f"--data {data}: only {', '.join(fewer)}")
-    return CollectionPlan(tuple(sources), tasks, tuple(dict.fromkeys(notes)))
+    order = [number for number, source in enumerate(sources) for _ in range(len(source))]
+    every = _interleave_sources(sources, order)
+    return CollectionPlan(
+        size=every.size, make=every.make, notes=tuple(dict.fromkeys(notes)),
+        sources=tuple(sources), tasks=tasks,
+    )  # fmt: skip
 
 
 def fitting_tasks(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
@@ -250,7 +235,7 @@ def _fits(task: str, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase)
 def data_identity(settings: TaskSettings, tasks: Sequence[str]) -> dict[str, Any]:
     """What decides the prompts besides the seed, as JSON; `tasks` as resolved."""
     data = str(settings.data)
-    paths = [Path(part) for part in parts_of(data) if part not in SOURCES]
+    paths = [Path(part) for part in parts_of(data) if part not in _GENERATED]
     files = [sha256_input(path) for path in paths if path.exists()]
     chosen = {
         "squad": settings.squad and sha256_input(Path(settings.squad)),

@@ -14,7 +14,6 @@ from kvp.data.sources import (
     open_source,
     parts_of,
     plan_collection,
-    takes_tasks,
     turns,
 )
 from kvp.data.task import TaskSettings
@@ -140,7 +139,6 @@ def test_a_mixture_takes_samples_of_its_parts_by_weight(tokenizer, prose):
     assert list(opened(tokenizer, data, count=4)) == mixed[:4]
     alone = list(opened(tokenizer, "chat", count=3))
     assert [sample for sample in mixed if sample.task == "chat"] == alone
-    assert takes_tasks(data)
     ended = opened(tokenizer, f"chat:0.1,{prose}:0.9", count=100, length=200)
     assert 10 < len(ended) < 30
     (note,) = [note for note in ended.notes if "the mixture ends there" in note]
