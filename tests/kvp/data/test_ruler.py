@@ -32,44 +32,6 @@ def make(task, **changes):
     return generate(task, **(arguments | changes))
 
 
-def test_single_needle_is_worded_in_the_singular():
-    sample = make("niah_single_1", length=300)
-    value = sample.references[0]
-    key = sample.question.removeprefix("What is the special magic number for ").split(" ")[0]
-    assert sample.context.startswith(
-        "A special magic number is hidden within the following text. Make sure to memorize it. "
-        "I will quiz you about the number afterwards.\nThe grass is green. The sky is blue. "
-    ) or sample.context.split("\n")[1].startswith("One of")
-    assert f"\nOne of the special magic numbers for {key} is: {value}.\n" in sample.context
-    assert sample.question == (
-        f"What is the special magic number for {key} mentioned in the provided text?"
-    )
-    assert sample.answer_prefix == (
-        f" The special magic number for {key} mentioned in the provided text is"
-    )
-    assert sample.reply == f" {value}."
-    assert (sample.max_new_tokens, sample.metric, sample.messages) == (128, "all", None)
-
-
-def test_several_needles_are_worded_in_the_plural():
-    sample = make("niah_multiquery")
-    assert sample.context.startswith(
-        "Some special magic numbers are hidden within the following text. Make sure to memorize "
-        "it. I will quiz you about the numbers afterwards.\n"
-    )
-    result = re.fullmatch(
-        r"What are all the special magic numbers for (\S+), (\S+), (\S+), and (\S+) "
-        r"mentioned in the provided text\?",
-        sample.question,
-    )
-    a, b, c, d = result.groups()
-    assert sample.answer_prefix == (
-        f" The special magic numbers for {a}, {b}, {c}, and {d} mentioned in the provided text are"
-    )
-    for key, value in zip((a, b, c, d), sample.references, strict=True):
-        assert f"One of the special magic numbers for {key} is: {value}." in sample.context
-
-
 def test_needle_haystack_has_one_needle_a_line_with_different_keys():
     sample = make("niah_multikey_2")
     lines = sample.context.strip().split("\n")[1:]
@@ -80,35 +42,6 @@ def test_needle_haystack_has_one_needle_a_line_with_different_keys():
     assert len({match.group(1) for match in keys if match}) == len(lines)
 
 
-def test_a_chain_of_variables_comes_in_order_among_noise():
-    sample = make("vt_0shot", length=600)
-    value = re.findall(r"\d{5}", sample.question)[0]
-    first, *others = sample.references
-    statements = [f"VAR {first} = {value}"]
-    statements += [f"VAR {new} = VAR {old}" for old, new in zip(sample.references, others)]  # noqa: B905
-    positions = [sample.context.index(f"{statement}") for statement in statements]
-    assert positions == sorted(positions)
-    assert sample.context.startswith(
-        "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
-    )
-    assert sample.question == (
-        f"Question: Find all variables that are assigned the value {value} in the text above."
-    )
-    assert sample.answer_prefix == (
-        " Answer: According to the chain(s) of variable assignment in the text above, 5 variables "
-        f"are assigned the value {value}, they are: "
-    )
-    assert sample.max_new_tokens == 30
-    assert all(re.fullmatch("[A-Z]{5}", name) for name in sample.references)
-
-
-def test_the_worked_example_of_vt_shows_other_variables():
-    sample = make("vt")
-    answered = re.findall(r"they are:  ([A-Z]{3}(?: [A-Z]{3}){4})\n\nMemorize", sample.context)
-    assert len(answered) == 1
-    assert sample.context.count("Memorize and track") == 2
-
-
 def test_common_words_outnumber_the_others():
     sample = make("cwe")
     main = sample.context.split("Below is a numbered list of words.")[-1]
@@ -116,9 +49,6 @@ def test_common_words_outnumber_the_others():
     assert {counts[word] for word in sample.references} == {6}
     assert {n for word, n in counts.items() if word not in sample.references} == {1}
     assert len(sample.references) == 10
-    assert sample.max_new_tokens == 120
-    first_seen = sorted(sample.references, key=re.findall(r"\d+\. (\S+)", main).index)
-    assert sample.reply.startswith(f" 1. {first_seen[0]} 2. {first_seen[1]} 3. ")
 
 
 def test_coded_words_thin_out_by_rank():
@@ -129,7 +59,6 @@ def test_coded_words_thin_out_by_rank():
     ).split()
     ranked = [word for word, _ in Counter(coded).most_common(4)]
     assert ranked == ["...", *sample.references]
-    assert sample.max_new_tokens == 50
 
 
 @pytest.mark.parametrize("task", RULER_TASKS)

@@ -7,7 +7,6 @@ from itertools import islice
 import pytest
 
 from kvp.data.encode import encode
-from kvp.data.rows.files import read_rows
 from kvp.data.sources import (
     data_identity,
     fitting_tasks,
@@ -174,6 +173,9 @@ def test_a_file_whose_name_has_a_comma_is_one_part(tmp_path):
         ("chat:1,chat:2", {}, "--data: chat is named twice"),
         ("a/x.jsonl:1,b/x.jsonl:1", {}, "--data: two parts are called x.jsonl; rename"),
         ("chat:1,none.jsonl:2", {}, "--data none.jsonl: no such file"),
+        # names of no data do not reach the hub
+        (" ", {}, "--data is empty"),
+        ("./nope", {}, "--data ./nope: no such file or folder"),
     ],
 )
 def test_requests_that_cannot_work(data, changes, message, tokenizer):
@@ -200,13 +202,3 @@ def test_of_a_group_those_that_do_not_fit_are_left_out(tokenizer):
     for task in ("longbench", "longbench_trec", "scbench_qa_eng", "data"):
         with pytest.raises(UsageError, match=f"--tasks {task} is a task of kvp eval"):
             fitting_tasks(asked(tasks=(task,)), tokenizer)
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [(" ", "--data is empty"), ("./nope", "--data ./nope: no such file or folder")],
-)
-def test_names_of_no_data_do_not_reach_the_hub(data, message):
-    with pytest.raises(UsageError) as error:
-        list(read_rows(data, "data"))
-    assert message in str(error.value)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -111,12 +110,6 @@ def _write_columns(path):
     pyarrow.parquet.write_table(table, path)
 
 
-def _socket(path):
-    server = socket.socket(socket.AF_UNIX)
-    server.bind(str(path))
-    server.close()
-
-
 WRONG = {
     "empty.jsonl": ("\n", "there is nothing in it"),
     "a.csv": ("x", r"unknown kind of file; use one of .jsonl, .*, .txt"),
@@ -129,11 +122,7 @@ WRONG = {
     "nan.json": ('[{"text": "x", "a": NaN}]', "cannot be read .*NaN"),
     "twice.parquet": (_write_columns, "cannot be read .*a column is there twice"),
     "pipe.jsonl": (os.mkfifo, "cannot be read .*is no regular file"),
-    "pipe.json": (os.mkfifo, "cannot be read .*is no regular file"),
-    "pipe.parquet": (os.mkfifo, "cannot be read .*is no regular file"),
     "pipe.txt": (os.mkfifo, "cannot be read as text .*is no regular file"),
-    "pipe": (os.mkfifo, "cannot be read .*is no regular file"),
-    "socket.jsonl": (_socket, "cannot be read"),
     "device.jsonl": (lambda path: path.symlink_to("/dev/null"), "is no regular file"),
     "loop.jsonl": (lambda path: path.symlink_to(path), "no such file or folder"),
     "folder.jsonl": (Path.mkdir, "no data in this folder"),
@@ -141,12 +130,11 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_files_that_are_refused(tmp_path, monkeypatch, name, quiet_pipes, one_line):
+def test_files_that_are_refused(tmp_path, name, quiet_pipes, one_line):
     content, message = WRONG[name]
-    monkeypatch.chdir(tmp_path)  # names of sockets are short
-    path = Path(name).absolute()
+    path = tmp_path / name
     if callable(content):
-        content(Path(name) if name.startswith("socket") else path)
+        content(path)
     else:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     quiet_pipes(tmp_path)

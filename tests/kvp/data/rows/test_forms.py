@@ -40,7 +40,6 @@ GOOD = '{"text": "good"}\n'
         ('{"answer": "b", "query": "c"}', "has none of the accepted columns (it has: answer,"),
         ('{"text": {"a": 3}}', "has a value that is not text"),
         ('{"text": [{"a": 3}]}', "has a part that is not text"),
-        ('{"text": null}', "has no text"),
         ('{"text": " "}', "has no text"),
         ('{"text": "a"', "is not JSON"),
         ("[1]", "is not a JSON object"),
@@ -62,17 +61,12 @@ GOOD = '{"text": "good"}\n'
         ('{"context": "c", "questions": []}', "has questions that are not a list with an object"),
         ('{"context": "c", "question": "q", "questions": "r"}', "questions that are not a list"),
         ('{"text": "a", "text": "b"}', "is not JSON (a key is there twice)"),
-        ('{"question": "q", "answer": {"text": "a", "text": "b"}}', "a key is there twice"),
         ('{"text": "a", "score": NaN}', "is not JSON (invalid literal for int() with"),
-        ('{"question": "q", "answer": [-Infinity]}', "is not JSON"),
         ('{"question": "q", "answer": 1e400}', "has a number that is not finite"),
-        ('{"context": "c", "question": "q", "answers": true}', "has a value that is not text"),
         ('{"context": "c", "question": "q", "answer": [true]}', "has a value that is not text"),
         ('{"context": true, "question": "q"}', "has a value that is not text in context"),
-        ('{"question": "q", "answer": "x", "task": true}', "has a value that is not text in task"),
         ('{"question": "q", "answer": "a", "task": ["x"]}', "not text in task"),
         ('{"a": ' * 5000, "is not JSON"),
-        ('{"text": 1' + "0" * 5000 + "}", "is not JSON"),
         ('{"text": ' + "[" * 400 + "]" * 400 + "}", "not text"),
         ('{"question": "q", "answer": "\\ud800"}', "has half of a surrogate pair"),
         ('{"question": "q", "answer": {"value": "x"}}', "has an object without 'text' in answer"),
@@ -80,10 +74,6 @@ GOOD = '{"text": "good"}\n'
         ('{"messages": [{"role": "tool", "content": "a"}]}',
          "has no exchange that begins with the user and ends with the assistant: its message 1 has "
          "the role 'tool'"),
-        ('{"messages": [{"role": "assistant", "content": "a"}]}',
-         ": its message 1 has the role 'assistant'"),
-        (json.dumps({"messages": [*turns("a"), {"role": "function", "name": "f", "content": "b"}]}),
-         ": its message 2 has the role 'function'"),
         (json.dumps({"messages": [*turns("a"), {"role": "assistant", "content": None,
                                                 "tool_calls": [{"id": "x"}]}]}),
          ": its message 2 calls a tool"),
@@ -127,29 +117,13 @@ def test_keys_that_are_not_read_are_listed_once(tmp_path, row, unread, jsonl):
     assert tally.notes("--data d") == (f"--data d: keys that were not read {unread}",)
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        QUESTION,
-        {"messages": [*turns("a", "b", "c"), {"role": "assistant", "tool_calls": [1]}]},
-        {"message_id": 1, "parent_id": None, "message_tree_id": 1, "role": "prompter", "text": "a",
-         "rank": None, "deleted": False},
-    ],
-)  # fmt: skip
-def test_rows_whose_keys_are_all_read_have_no_note(tmp_path, row, jsonl):
-    answer = {"message_id": 2, "parent_id": 1, "message_tree_id": 1, "role": "assistant",
-              "text": "b"}  # fmt: skip
-    rows = [row, answer] if "message_id" in row else [row]
-    assert read(jsonl(tmp_path / "d.jsonl", *rows))[1].notes("x") == ()
-
-
 def test_only_the_first_bad_rows_are_named(tmp_path, jsonl):
     data = jsonl(tmp_path / "d.jsonl", *[{"text": ""}] * 6, {"text": "a"})
     assert read(data)[1].notes("--data d") == (
         "--data d: skipped 6 of 7 rows: line 1 has no text, line 2 has no text, "
         "line 3 has no text and 3 more",
     )
-    assert read(jsonl(tmp_path / "e.jsonl", {"text": "a"}))[1].notes("x") == ()
+    assert read(jsonl(tmp_path / "e.jsonl", {"text": "a"}, QUESTION))[1].notes("x") == ()
 
 
 @pytest.mark.parametrize(
@@ -194,7 +168,6 @@ def test_questions_and_their_answers(columns, answers, metric):
     "columns",
     [
         {"choices": ["red", "green"], "gold": 1},
-        {"choices": {"text": ["red", "green"], "label": ["A", "B"]}, "answerKey": "B"},
         {"endings": ["red", "green"], "label": "0", "metric": "choice_norm"},
         {"choice0": "4", "choice1": "0", "answer": "0"},
     ],
