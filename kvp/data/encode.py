@@ -4,10 +4,6 @@ Every piece (template, context, question, answer prefix, reply, each turn of a c
 its own, so that a boundary is always a token boundary. Byte-level tokenizers give the same ids as
 for the whole text wherever a piece begins with a letter, a space or a template token; SentencePiece
 ones may begin a piece with one more word mark.
-
-Evidence are the tokens of a context that spell a reference answer wherever it stands there as a
-whole word: the values of RULER's needles, the names along its chains of variables, the answer in a
-document. Answers that occur by chance (`yes`, `A`) have evidence that means nothing.
 """
 
 from __future__ import annotations
@@ -74,9 +70,8 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
 
     The context ends before the question or, in a chat, after the turn before the final user
     message. A sample without a question is running text: it gets no chat template, and its context
-    is all but its last token. One without a context has its question in its place. With a tokenizer
-    that has no chat template, or where the sample wants none, samples are plain text, chats with
-    lines `User:` and `Assistant:`.
+    is all but its last token. One without a context has its question in its place. Without a chat
+    template samples are plain text, chats with lines `User:` and `Assistant:`.
 
     Raises UsageError for messages and texts that are none (`kvp.messages`), a chat that does not
     end with user and assistant, and where there is no token; ModelError where the chat template
@@ -166,7 +161,6 @@ def _strip_turns(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Sample:
 def _question(
     sample: Sample, tokenizer: PreTrainedTokenizerBase, *, templated: bool
 ) -> tuple[list[_Piece], list[_Piece]]:
-    """The context and the rest of the prompt."""
     opening, closing = template_frame(["user"], tokenizer) if templated else ("", "")
     context, question = _Piece(sample.context), _Piece(sample.question)
     before, after = ([context], [question]) if context.text else ([question], [])
@@ -177,7 +171,6 @@ def _question(
 def _chat(
     sample: Sample, tokenizer: PreTrainedTokenizerBase, *, templated: bool
 ) -> tuple[list[_Piece], list[_Piece]]:
-    """The context and the rest of the prompt."""
     messages = sample.messages or ()
     if [message["role"] for message in messages[-2:]] != ["user", "assistant"]:
         raise UsageError("a chat ends with a message of the user and one of the assistant")
@@ -255,18 +248,18 @@ def _ids(piece: _Piece, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 @dataclass
 class TokenCounter:
-    """Tokens of prompts, as `encode` gives them; texts that several have are tokenised once.
-
-    A prompt that is surely longer than `length` tokens is not tokenised, and counts as `length`
-    times `CHARACTERS`; one whose text the chat template changes counts as `CHANGED`.
-    """
+    """Tokens of prompts, as `encode` gives them; texts that several have are tokenised once."""
 
     tokenizer: PreTrainedTokenizerBase
     length: int
     _counts: dict[_Piece, int] = field(default_factory=dict)
 
     def __call__(self, sample: Sample) -> int:
-        """Tokens of the prompt, the chat template's among them; errors as `encode`."""
+        """Tokens of the prompt, the chat template's among them; errors as `encode`.
+
+        A prompt that is surely longer than `length` tokens is not tokenised, and counts as `length`
+        times `CHARACTERS`; one whose text the chat template changes counts as `CHANGED`.
+        """
         texts = [sample.text, *(turn["content"] for turn in (sample.messages or ())[:-1])]
         if sum(map(len, texts)) > (most := self.length * CHARACTERS):
             return most
@@ -285,10 +278,11 @@ class TokenCounter:
 def evidence_tokens(
     sample: Sample, encoded: Encoded, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, ...]:
-    """Indices into `encoded.ids`, ascending.
+    """Tokens of the context that spell a reference as a whole word: indices into `encoded.ids`.
 
-    Empty where no reference occurs, in chats and running text, and where the tokenizer does not say
-    which characters a token stands for.
+    Ascending; empty where no reference occurs, in chats and running text, and where the tokenizer
+    does not say which characters a token stands for. Answers that occur by chance (`yes`, `A`) have
+    evidence that means nothing.
     """
     is_fast = getattr(tokenizer, "is_fast", False)
     if not sample.references or not sample.context.strip() or not is_fast:
@@ -333,12 +327,10 @@ def find_largest(
     """What `make` makes of the largest amount that has at most `limit` tokens.
 
     `make` is called with amounts from `smallest` to `most` and never costs less for more; without
-    `most` a unit is a token at least. The first step is of `probe` units. Each further one is of
-    the size that the last one's cost suggests, at least doubled after a few, until an amount is too
-    much; then interpolation and halving of the bracket in turn. So it ends after a few counts
-    whatever a unit costs, and counts hardly anything longer than `limit`.
-
-    Raises NoPromptError, naming `--flag`, where even the smallest amount of `what` is too much.
+    `most` a unit is a token at least. The first step is of `probe` units, each further one of the
+    size that the last one's cost suggests, at least doubled after a few, until an amount is too
+    much; then interpolation and halving of the bracket in turn. Raises NoPromptError, naming
+    `--flag`, where even the smallest amount of `what` is too much.
     """
     fits, made = smallest, make(smallest)
     used = tokens(made)

@@ -66,10 +66,7 @@ def normalise(text: str) -> str:
 
 
 def exact_match(prediction: str, references: Sequence[str]) -> float:
-    """1 when the prediction equals a reference after SQuAD's normalisation, else 0.
-
-    Source: the evaluation script of SQuAD (Rajpurkar et al. 2016).
-    """
+    """1 when the prediction equals a reference after SQuAD's normalisation, else 0."""
     return float(normalise(prediction) in map(normalise, references))
 
 
@@ -91,8 +88,7 @@ def _f1(prediction: list[str], reference: list[str]) -> float:
 def rouge_l(prediction: str, references: Sequence[str]) -> float:
     """Largest ROUGE-L F1 of a reference as LongBench and kvpress compute it (PyPI `rouge` 1.0.1).
 
-    Sentences end at full stops, words are distinct ones. 0 without a sentence to compare. Google's
-    `rouge_score` gives other numbers.
+    Sentences end at full stops, words are distinct ones. 0 without a sentence to compare.
     """
     return max(_rouge_l(prediction, reference, "f") for reference in references)
 
@@ -155,8 +151,7 @@ def code_similarity(prediction: str, references: Sequence[str]) -> float:
     """Edit similarity of the first line of code to a reference (LongBench's lcc, repobench-p).
 
     The line is the first one that is not blank and has none of ` # //, as lm-evaluation-harness
-    takes it; empty without one. The similarity counts insertions and deletions alone: 1 - their
-    number / length of both (`rapidfuzz.fuzz.ratio`, unrounded).
+    takes it; empty without one. 1 - insertions and deletions / length of both.
     """
     from rapidfuzz import fuzz
 

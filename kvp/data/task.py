@@ -1,7 +1,4 @@
-"""The contract of a task: samples, the settings that they are made by, and the score of an answer.
-
-`Sample` is one prompt with its reference answers, `Source` a sequence of them.
-"""
+"""The contract of a task: samples, the settings that they are made by, the score of an answer."""
 
 from __future__ import annotations
 
@@ -96,9 +93,7 @@ class Sample:
 
     @cached_property
     def digest(self) -> str:
-        """16 hexadecimal digits of SHA-256: equal for samples of equal content, whatever they are
-        called and however many tokens may be generated.
-        """
+        """16 hexadecimal digits of SHA-256 of what is fed and compared; not of name and limits."""
         content = {}
         for item in fields(self):
             value = getattr(self, item.name)
@@ -110,11 +105,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Sequence[Sample]):
-    """Samples of one split, made when they are indexed.
-
-    Sample `i` does not depend on how many there are, so that a run can continue anywhere and a
-    longer run begins with the shorter one's samples.
-    """
+    """Samples of one split, made when they are indexed; sample `i` depends on `i` alone."""
 
     size: int
     """Samples."""

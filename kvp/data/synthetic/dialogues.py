@@ -1,12 +1,9 @@
 """Task dialogues from a seed: chat text that kvp has without any file.
 
-A person and an assistant arrange small things (journeys, tables, recipes, shopping, visits). The
-person keeps coming back to what was said before, so most replies copy names, numbers and times from
-earlier turns and the last one always does: an evicted value costs likelihood at once. No knowledge
-of the world and no fine talk: real dialogues are a file away.
-
-What is said of each topic is in `dialogues.json`: what is drawn, in this order, what the person may
-ask for later, and exchanges, each with alternatives of what the person and the assistant say.
+A person and an assistant arrange small things. Most replies copy names, numbers and times from
+earlier turns and the last one always does: an evicted value costs likelihood at once.
+`dialogues.json` has what is said of each topic: what is drawn, in this order, what the person may
+ask for later, and exchanges, each with alternatives.
 """
 
 from __future__ import annotations

@@ -3,17 +3,14 @@
 A string belongs to exactly one split by a stable hash of its own characters, so a key or value of
 the test split can never occur in training, whoever generates it and in whatever order.
 
-Prose is little stories of people, towns and lost things, written by templates over word lists of
-our own (`lexicon.json`). Plain enough for a small model to learn, varied enough that it cannot be
-memorised. No digits and no hyphens, so it never collides with RULER's needles, and no word that
-matters in its templates ("magic", "variable", "chain"). It has no meaning beyond a story: real text
-is a flag away (`--essays`).
+Prose is little stories, written by templates over word lists of our own (`lexicon.json`). Plain
+enough for a small model to learn, varied enough that it cannot be memorised. It has no digits and
+no hyphens, so it never collides with RULER's needles, and no word that matters in its templates
+("magic", "variable", "chain"). Names of people and towns are split-specific, common words shared.
 
-Names of people and towns are split-specific, so that a sentence with a name belongs to one split;
-common words are shared. A slot of a template, in braces, is fixed for the whole story (people,
-towns, what the story is about) or drawn afresh from the word list of its name; `{a x}` comes with
-its article; the first letter of a sentence becomes a capital. Every step of a plot is a list of
-alternatives, at least one of them with a name of a person or town.
+A slot of a template, in braces, is fixed for the whole story (people, towns, what the story is
+about) or drawn afresh from the word list of its name; `{a x}` comes with its article. Every step of
+a plot is a list of alternatives, at least one of them with a name of a person or town.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Tasks by name, for collecting and evaluating: each a file of this folder and a line in `TASKS`.
 
-A user's own task is an object with `build` and `score` (`kvp.data.task.Task`), found by
-
-- its module: `--tasks my_package.tasks:Mine`;
-- `register(Mine())` from Python and then its name, or `kvp.evaluate(tasks=[Mine()], ...)`.
+A user's own task is an object with `build` and `score` (`kvp.data.task.Task`), found by its module,
+`--tasks my_package.tasks:Mine`, or given to `kvp.evaluate(tasks=[Mine()], ...)`.
 """
 
 from __future__ import annotations
@@ -53,24 +51,20 @@ ROWS_ONLY = frozenset({TEXT, DATA, "longbench", *GROUPS["longbench"]}) | (
 _BUILT_IN = frozenset(TASKS) | set(GROUPS)
 
 
-def register(task: Task) -> None:
-    """Make a task known under its name, in place of an earlier one of the user's.
+def named_tasks(tasks: Iterable[str | Task]) -> str:
+    """What `--tasks` would say for names and task objects, which become known by their names.
 
     Raises UsageError where the name is a built-in task's, or the object is no task.
     """
-    task = _check_task(task, f"task {task!r}")
-    if task.name in _BUILT_IN:
-        raise UsageError(f"task {task.name!r}: kvp has its own of this name; rename it")
-    TASKS[task.name] = task
-
-
-def named_tasks(tasks: Iterable[str | Task]) -> str:
-    """What `--tasks` would say for names and task objects, which become known by their names."""
     names = []
     for task in tasks:
         if not isinstance(task, str):
-            register(task)
-        names.append(task if isinstance(task, str) else task.name)
+            own = _check_task(task, f"task {task!r}")
+            if own.name in _BUILT_IN:
+                raise UsageError(f"task {own.name!r}: kvp has its own of this name; rename it")
+            TASKS[own.name] = own
+            task = own.name
+        names.append(task)
     return ",".join(names)
 
 

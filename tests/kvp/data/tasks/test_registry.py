@@ -9,7 +9,7 @@ import pytest
 import kvp.data.tasks as registry
 from kvp.data.sources import open_source
 from kvp.data.task import TaskSettings, blank_sample
-from kvp.data.tasks import TASKS, build_samples, expand_tasks, find_task, named_tasks, register
+from kvp.data.tasks import TASKS, build_samples, expand_tasks, find_task, named_tasks
 from kvp.errors import UsageError
 
 MODULE = """
@@ -93,11 +93,10 @@ def test_a_task_by_its_module(module, tokenizer):
 def test_a_task_from_python(monkeypatch):
     monkeypatch.setattr(registry, "TASKS", dict(TASKS))
     mine = Mine()
-    register(Mine())
     assert named_tasks(["chat", mine]) == "chat,mine"
     assert find_task("mine") is mine
     with pytest.raises(UsageError, match="task 'vt': kvp has its own of this name"):
-        register(Mine("vt"))
+        named_tasks([Mine("vt")])
 
 
 def test_a_task_may_be_a_generator_and_gives_as_many_samples_as_requested(module, tokenizer):
