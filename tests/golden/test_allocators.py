@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import torch
 from reference import allocation
+from reference.future import expected_attention
+from reference.inputs import draw
 from reference.ranking import kept
+from reference.scorers import snapkv
 
 from kvp.ranking import EMPTY_SLOT, UNPROTECTED, Protection, Request, Selection, protected_scores
 from policies.allocators.evolved import BudgetFile, save_budgets
-from policies.registry import ALLOCATORS, make_allocator
+from policies.registry import ALLOCATORS, make_allocator, make_scorer
 
 GEOMETRIES = [(1, 1, 9), (3, 2, 40), (4, 4, 65)]
 PROTECTIONS = [UNPROTECTED, Protection(sinks=2, recents=3), Protection(sinks=4, recents=16)]
@@ -126,6 +129,53 @@ def test_counts_become_the_best_tokens_of_each_head():
         real = slots[: counts[layer, head]]
         assert slots[len(real) :] == [EMPTY_SLOT] * (len(slots) - len(real))
         assert real == np.flatnonzero(kept(scores[layer, head], counts[layer, head])).tolist()
+
+
+def test_truncation_is_that_of_kvpress():
+    numbers = [(100, 0.9), (1000, 0.9), (200, 0.8), (10, 0.99)]
+    assert [allocation.kept_tokens(*number) for number in numbers] == [9, 99, 39, 1]
+
+
+@pytest.mark.parametrize(
+    ("scorer", "truth"),
+    [
+        ("snapkv:kvpress", partial(snapkv, window=64, pool="avg")),
+        ("expected_attention:kvpress", partial(expected_attention, epsilon=0.0)),
+    ],
+)
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.75])
+def test_ada_keeps_the_sets_of_kvpress(scorer, truth, ratio):
+    tokens = 260
+    inputs = draw(tokens, (2, 2, 2, 8), seed=4)
+    budget = allocation.kept_tokens(tokens, ratio)
+    made = make_scorer(scorer)
+    scores = made.score(inputs.view(made.needs, budget))
+    masks = allocation.kvpress_ada(truth(inputs, budget), ratio)
+    for entry in range(2):
+        case = Request(scores=scores[entry][None], budget=budget, floor=1)
+        counts = make_allocator("ada").allocate(case)
+        chosen = Selection(scores[entry][None], UNPROTECTED).tokens_of(counts)[0]
+        for head in range(2):
+            result = {i for i in chosen[head].tolist() if i != EMPTY_SLOT}
+            assert result == set(np.flatnonzero(masks[entry, head]).tolist())
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
+def test_global_keeps_as_many_per_layer_as_kvzip_in_kvpress(ratio):
+    """4 layers, 2 heads, 100 tokens; kvpress: count per layer first, then select in the layer."""
+    layers, tokens = 4, 100
+    inputs = [draw(tokens, (1, 2, 2, 8), seed=seed) for seed in range(layers)]
+    scorer = make_scorer("kvzip:kvpress")
+    scores = torch.cat([scorer.score(one.view(scorer.needs, 50)) for one in inputs])
+    budget = tokens - int(ratio * tokens + 1e-9)
+    counts = make_allocator("global:kvzip").allocate(Request(scores=scores, budget=budget, floor=1))
+    lifted = np.stack([one.reconstruction[0] for one in inputs]).astype(np.float64)
+    lifted[..., :4] = lifted.max() + 1
+    per_layer = allocation.kvpress_kvzip(lifted, ratio)
+    assert counts.sum(dim=1).tolist() == per_layer
+    for layer, total in enumerate(per_layer):
+        truth = allocation.best_tokens(lifted[layer], total, 0)
+        assert counts[layer].tolist() == truth.tolist()
 
 
 def test_every_allocator_of_the_registry_is_checked():

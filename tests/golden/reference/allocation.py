@@ -102,3 +102,32 @@ def completed(counts, budget, *, exact):
     if exact:
         return largest_remainder(shares, total)
     return [math.ceil(share) for share in shares]
+
+
+def kept_tokens(tokens, ratio):
+    """Tokens per head that kvpress keeps: truncated, in binary floating point, at least one."""
+    return max(1, int(tokens * (1 - ratio)))
+
+
+def kvpress_ada(scores, ratio, safeguard=0.2):
+    """Mask [B, H, T] of what a layer keeps in kvpress 0.5.5; `ratio` is the share dropped."""
+    batch, heads, tokens = scores.shape
+    kept = kept_tokens(tokens, ratio)
+    safe = max(1, int(safeguard * kept))
+    raised = scores.astype(np.float64).copy()
+    best = np.argsort(-raised, axis=-1, kind="stable")[..., :safe]
+    np.put_along_axis(raised, best, np.inf, axis=-1)
+    mask = np.ones((batch, heads * tokens), dtype=bool)
+    pruned = heads * (tokens - kept)
+    for entry in range(batch):
+        mask[entry, np.argsort(raised[entry].ravel(), kind="stable")[:pruned]] = False
+    return mask.reshape(batch, heads, tokens)
+
+
+def kvpress_kvzip(scores, ratio):
+    """Entries that kvpress keeps per layer, of scores [L, H, T] with sinks already at the top."""
+    layers = scores.shape[0]
+    pruned = int(ratio * scores.size)
+    dropped = np.argsort(scores.ravel(), kind="stable")[:pruned] // scores[0].size
+    per_layer = np.bincount(dropped, minlength=layers)
+    return [scores[0].size - int(count) for count in per_layer]
