@@ -206,7 +206,8 @@ def _yaml(path: str, known: Iterable[str]) -> dict[str, Any]:
 
     try:
         with open(path, encoding="utf-8", opener=regular) as file:
-            settings = yaml.safe_load(file)
+            text = file.read()
+        settings = yaml.safe_load(text)
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError) as error:
@@ -214,7 +215,10 @@ def _yaml(path: str, known: Iterable[str]) -> dict[str, Any]:
         raise UsageError(f"--config {path} is no YAML file: {reason}") from None
     if not isinstance(settings, dict):
         raise UsageError(f"--config {path} must hold `name: value` lines")
+    names = [key.value for key, _ in yaml.compose(text).value]
     for name in settings:
+        if names.count(name) > 1:
+            raise UsageError(f"--config {path}: {name!r} is there twice")
         if name not in known:
             hint = did_you_mean(str(name), known)
             raise UsageError(f"--config {path}: unknown setting {name!r}{hint}")

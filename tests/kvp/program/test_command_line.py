@@ -126,6 +126,7 @@ def test_a_mistake_is_one_line_that_says_what_to_do(argv, message):
     ("text", "message"),
     [
         ("stpes: 3", "unknown setting 'stpes' (did you mean steps?)"),
+        ("steps: 3\nrate: 1\nsteps: 4", "'steps' is there twice"),
         ("rate: .nan", "--rate must be a number, got nan"),
         ("steps: 2.5", "--steps must be a whole number, got 2.5"),
         ("heads: 5", "--heads must be text; in YAML put it in quotes, got 5"),
