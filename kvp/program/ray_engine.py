@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,25 +47,15 @@ _OF_ONE_MACHINE = "AWS_CONTAINER_"
 """Beginning of those that mean something on one machine only."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pool:
-    """The workers to ask Ray for."""
-
-    size: int | None
-    """How many; None for as many as Ray has devices for."""
-    gpus: float
-    """GPUs of each."""
-
-    @classmethod
-    def of(cls, config: WorkersConfig, device: str) -> Pool:
-        """The pool of a configuration; UsageError where `device` names one GPU of many."""
-        if ":" in device:
-            raise UsageError(
-                f"--device {device}: Ray chooses the device of each worker; "
-                f"with --engine ray say --device {device.partition(':')[0]}"
-            )
-        gpus = config.gpus_per_worker
-        return cls(size=config.workers, gpus=float(device == "cuda") if gpus is None else gpus)
+def gpus_of_worker(config: WorkersConfig, device: str) -> float:
+    """GPUs of each worker; UsageError where `device` names one GPU of many."""
+    if ":" in device:
+        raise UsageError(
+            f"--device {device}: Ray chooses the device of each worker; "
+            f"with --engine ray say --device {device.partition(':')[0]}"
+        )
+    gpus = config.gpus_per_worker
+    return float(device == "cuda") if gpus is None else gpus
 
 
 def do_with_ray(
@@ -85,16 +74,17 @@ def do_with_ray(
         UsageError: Ray is not installed, has no room for a worker, or a worker dies again and
             again.
     """
-    pool = Pool.of(config, device)
-    with _session(pool) as ray, _folder(config):
-        size = _pool_size(ray, pool)
+    gpus = gpus_of_worker(config, device)
+    with _session(config.workers) as ray:
+        size = _pool_size(ray, config.workers, gpus)
+        _make_folder(config)
         phase(f"starting {size} workers of Ray")
         environment = {
             name: value for name, value in os.environ.items()
             if _HANDED_ON.fullmatch(name) and not name.startswith(_OF_ONE_MACHINE)
         }  # fmt: skip
         # Ray's own retries may complete a task twice, for which its core ends the program.
-        share = ray.remote(num_cpus=1, num_gpus=pool.gpus, max_retries=0)(_share)
+        share = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_share)
         start = partial(share.remote, os.getcwd(), sys.argv, environment)
         of_job = [config.local(rank=rank, world_size=size) for rank in range(size)]
         waiting = {
@@ -142,21 +132,10 @@ def _share(folder: str, arguments: list[str], environment: dict[str, str], pickl
     run(config)
 
 
-@contextmanager
-def _folder(config: Any) -> Iterator[None]:  # noqa: ANN401 - it has --out
-    """Make the folder that all workers must see; it goes where nothing is in it at the end."""
-    if is_address(config.out):
-        yield
-        return
-    out = Path(config.out)
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # something is in it
-            for folder in made:
-                folder.rmdir()
+def _make_folder(config: Any) -> None:  # noqa: ANN401 - it has --out
+    """Make the folder that all workers must see."""
+    if not is_address(config.out):
+        Path(config.out).mkdir(parents=True, exist_ok=True)
 
 
 def _cause(problem: Any) -> Exception:  # noqa: ANN401 - Ray's own hides it in many lines
@@ -170,7 +149,7 @@ def _cause(problem: Any) -> Exception:  # noqa: ANN401 - Ray's own hides it in m
 
 
 @contextmanager
-def _session(pool: Pool) -> Iterator[Any]:
+def _session(workers: int | None) -> Iterator[Any]:
     """Ray, quiet and running: the cluster of RAY_ADDRESS, or one of this machine for this job."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -180,18 +159,18 @@ def _session(pool: Pool) -> Iterator[Any]:
     started = not ray.is_initialized()
     try:
         if started:
-            _start(ray, pool)
+            _start(ray, workers)
         yield ray
     finally:
         if started:
             ray.shutdown()
 
 
-def _start(ray: Any, pool: Pool) -> None:  # noqa: ANN401
+def _start(ray: Any, workers: int | None) -> None:  # noqa: ANN401
     """Start Ray or connect to it; UsageError where that fails."""
     own = {
         "address": "local",
-        "num_cpus": None if pool.size is None else max(pool.size, os.cpu_count() or 1),
+        "num_cpus": None if workers is None else max(workers, os.cpu_count() or 1),
         "object_store_memory": OBJECT_STORE_BYTES,
         "include_dashboard": False,
     }
@@ -228,16 +207,16 @@ def _silent_stderr() -> Iterator[None]:
         os.close(nothing)
 
 
-def _pool_size(ray: Any, pool: Pool) -> int:  # noqa: ANN401
+def _pool_size(ray: Any, workers: int | None, gpus: float) -> int:  # noqa: ANN401
     """Number of actors; UsageError where not one of them has room."""
     there = ray.cluster_resources()
-    cpus, gpus = int(there.get("CPU", 0)), there.get("GPU", 0.0)
-    room = min(cpus, int(gpus / pool.gpus)) if pool.gpus else cpus
+    cpus, devices = int(there.get("CPU", 0)), there.get("GPU", 0.0)
+    room = min(cpus, int(devices / gpus)) if gpus else cpus
     if room == 0:
         raise UsageError(
-            f"--engine ray: Ray has {cpus} CPUs and {gpus:g} GPUs, and each worker takes 1 and "
-            f"{pool.gpus:g}; set --gpus_per_worker, or RAY_ADDRESS to a cluster that has them"
+            f"--engine ray: Ray has {cpus} CPUs and {devices:g} GPUs, and each worker takes 1 "
+            f"and {gpus:g}; set --gpus_per_worker, or RAY_ADDRESS to a cluster that has them"
         )
-    if pool.size is not None and pool.size > room:
-        say(f"note: Ray has room for {room} of {pool.size} workers")
-    return min(pool.size or room, room)
+    if workers is not None and workers > room:
+        say(f"note: Ray has room for {room} of {workers} workers")
+    return min(workers or room, room)

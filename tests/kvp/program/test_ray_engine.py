@@ -1,9 +1,9 @@
-"""What of `--engine ray` needs no Ray: flags, the pool, and how to install it."""
+"""What of `--engine ray` needs no Ray: flags, GPUs, and how to install it."""
 
 import pytest
 
 from kvp.errors import UsageError
-from kvp.program.ray_engine import Pool
+from kvp.program.ray_engine import gpus_of_worker
 from kvp.program.settings import Rank, WorkersConfig
 
 
@@ -27,11 +27,9 @@ def test_a_share_is_that_of_any_launcher():
     assert share.recorded_settings() == {}
 
 
-def test_the_pool_follows_the_device():
+def test_the_gpus_of_a_worker_follow_the_device():
     config = WorkersConfig(engine="ray", workers=3)
-    assert Pool.of(config, "cpu") == Pool(size=3, gpus=0)
-    assert Pool.of(config, "cuda") == Pool(size=3, gpus=1)
-    half = WorkersConfig(engine="ray", gpus_per_worker=0.5)
-    assert Pool.of(half, "cuda") == Pool(size=None, gpus=0.5)
+    assert (gpus_of_worker(config, "cpu"), gpus_of_worker(config, "cuda")) == (0, 1)
+    assert gpus_of_worker(WorkersConfig(engine="ray", gpus_per_worker=0.5), "cuda") == 0.5
     with pytest.raises(UsageError, match="with --engine ray say --device cuda"):
-        Pool.of(config, "cuda:1")
+        gpus_of_worker(config, "cuda:1")
