@@ -94,7 +94,6 @@ def flags_of(config_class: type[Group], preset: object = None) -> dict[str, Flag
             (scalar,) = [part for part in scalars if part is not NoneType]
             choices = get_args(scalar)
             default = chosen.get(name, declared[name].default)
-            values = {label: given[name] for label, given in presets.items() if name in given}
             result[name] = Flag(
                 name=name,
                 kind=str if choices else scalar,
@@ -104,7 +103,7 @@ def flags_of(config_class: type[Group], preset: object = None) -> dict[str, Flag
                 positional=not declared[name].kw_only,
                 default=default,
                 section=_title(owner),
-                help=text + _default(default, values),
+                help=text + _default(default),
             )
     return result
 
@@ -246,16 +245,13 @@ def _documentation(module: str) -> dict[str, dict[str, str]]:
     }
 
 
-def _default(default: object, values: Mapping[str, Any]) -> str:
-    """The default for --help, and what other presets have."""
+def _default(default: object) -> str:
+    """The default for --help."""
     if default is MISSING:
         return " (required)"
     if default is None or default == "":
         return ""
-    others = {name: value for name, value in values.items() if value != default}
-    shown = {"default": default, **others}.items()
-    texts = (f"{name}: {str(v).lower() if isinstance(v, bool) else v}" for name, v in shown)
-    return f" ({'; '.join(texts)})"
+    return f" (default: {str(default).lower() if isinstance(default, bool) else default})"
 
 
 def _text(flag: Flag, value: object) -> str:

@@ -74,16 +74,16 @@ def _printed(capsys, *argv):
     return capsys.readouterr().out
 
 
-def test_help_is_grouped_and_shows_every_default_and_what_presets_change(capsys):
+def test_help_is_grouped_and_shows_every_default_of_the_preset(capsys):
     text = _printed(capsys, "--help")
     sections = ["\nProgram:\n", "\nFiles and folders:\n", "\nLearning:\n", "\nexamples:\n"]
     assert sorted(sections, key=text.index) == sections
-    assert "Steps of 5 % each. (default: 100; paper: 4000)" in text
+    assert "Steps of 5 % each. (default: 100)" in text
     assert "Rate. (default: 0.1)" in text
     assert "Count. (default: 3)" in text
     assert "What is written. (required)" in text
     assert text.endswith("".join(f"  {example}\n" for example in EXAMPLES))
-    assert "(default: 4000; plain: 100)" in _printed(capsys, "--preset", "paper", "--help")
+    assert "Steps of 5 % each. (default: 4000)" in _printed(capsys, "--preset", "paper", "--help")
     assert _printed(capsys, "--version") == f"prog {__version__}\n"
 
 
