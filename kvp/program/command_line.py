@@ -133,7 +133,9 @@ def parse_value(flag: Flag, value: object) -> object:
         return text in _YES
     if flag.kind in (int, float):
         return _number(flag, value)
-    return _text(flag, value)
+    if not isinstance(value, str):
+        raise UsageError(f"--{flag.name} must be text; in YAML put it in quotes, got {value!r}")
+    return value
 
 
 def python_value(flag: Flag, value: object) -> object:
@@ -252,12 +254,6 @@ def _default(default: object) -> str:
     if default is None or default == "":
         return ""
     return f" (default: {str(default).lower() if isinstance(default, bool) else default})"
-
-
-def _text(flag: Flag, value: object) -> str:
-    if not isinstance(value, str):
-        raise UsageError(f"--{flag.name} must be text; in YAML put it in quotes, got {value!r}")
-    return value
 
 
 def _number(flag: Flag, value: object) -> int | float:
