@@ -19,13 +19,15 @@ from shutil import get_terminal_size
 from typing import Self, TextIO, TypeVar
 
 SECONDS_BETWEEN_LINES, SECONDS_ON_TERMINAL = 30.0, 1.0
+_CLEAR = "\r\x1b[K"
+"""Empties the line of a terminal."""
 _Item = TypeVar("_Item")
 _LIBRARIES = ("huggingface_hub", "datasets")
 
 
 def say(text: str) -> None:
     """Print a line on standard error at once."""
-    print(text, file=sys.stderr, flush=True)
+    print(f"{_CLEAR * sys.stderr.isatty()}{text}", file=sys.stderr, flush=True)
 
 
 def phase(text: str) -> None:
@@ -115,7 +117,7 @@ class Progress:
         line = ", ".join(parts)
         if self._terminal:  # in place of the one before
             width = get_terminal_size().columns - 1
-            print(f"\r\x1b[K{line[:width]}", end="", file=self._stream, flush=True)
+            print(f"{_CLEAR}{line[:width]}", end="", file=self._stream, flush=True)
         else:
             print(line, file=self._stream, flush=True)
 
