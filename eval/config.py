@@ -50,37 +50,7 @@ change between runs that extend one folder (`docs/formats.md`, Results folder)."
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkConfig(Group):
-    """Benchmarks."""
-
-    depths: str | None = None
-    """Depths of the needle for `niah_heatmap`: percent of the haystack before it, comma separated
-    (default 0,25,50,75,100)."""
-    lengths: str | None = None
-    """Prompt tokens for `niah_heatmap`, comma separated, at most `length` (default a quarter, a
-    half, three quarters and all of it)."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError, naming the flag, on what are not numbers."""
-        super().__post_init__()
-        _ = self.depth_list, self.length_list  # reading them checks them
-
-    @property
-    def depth_list(self) -> tuple[float, ...] | None:
-        """`--depths` as numbers; None where it is not given."""
-        return _numbers("depths", self.depths, most=100)
-
-    @property
-    def length_list(self) -> tuple[int, ...] | None:
-        """`--lengths` as whole numbers; None where it is not given."""
-        numbers = _numbers("lengths", self.lengths, most=float("inf"))
-        if numbers is not None and not all(number.is_integer() and number for number in numbers):
-            raise ValueError(f"--lengths must be numbers of tokens, got {self.lengths!r}")
-        return None if numbers is None else tuple(map(int, numbers))
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptConfig(DataConfig, BenchmarkConfig):
+class PromptConfig(DataConfig):
     """Prompts."""
 
     data: str | None = None  # type: ignore[assignment]
@@ -99,6 +69,12 @@ class PromptConfig(DataConfig, BenchmarkConfig):
     For `niah_heatmap` all and rouge_recall."""
     continuation_tokens: int = 128
     """Tokens of running text whose likelihood the task `text` measures."""
+    depths: str | None = None
+    """Depths of the needle for `niah_heatmap`: percent of the haystack before it, comma separated
+    (default 0,25,50,75,100)."""
+    lengths: str | None = None
+    """Prompt tokens for `niah_heatmap`, comma separated, at most `length` (default a quarter, a
+    half, three quarters and all of it)."""
     max_new_tokens: int | None = None
     """Maximum tokens of an answer. Without it, the number that each task sets."""
     measure: Literal["answers", "perplexity"] = "answers"
@@ -108,13 +84,27 @@ class PromptConfig(DataConfig, BenchmarkConfig):
     MINIMUMS: ClassVar[Bounds] = {"continuation_tokens": 1, "max_new_tokens": 1}
 
     def __post_init__(self) -> None:
-        """Raise ValueError, naming the flag, on an unknown metric."""
+        """Raise ValueError, naming the flag, on an unknown metric and on what are not numbers."""
         super().__post_init__()
+        _ = self.depth_list, self.length_list  # reading them checks them
         if self.metric is not None and self.metric not in METRIC_NAMES:
             raise ValueError(
                 f"--metric: no metric {self.metric!r}; use one of {', '.join(METRIC_NAMES)} "
                 "(multiple choice: kvp lm-eval)"
             )
+
+    @property
+    def depth_list(self) -> tuple[float, ...] | None:
+        """`--depths` as numbers; None where it is not given."""
+        return _numbers("depths", self.depths, most=100)
+
+    @property
+    def length_list(self) -> tuple[int, ...] | None:
+        """`--lengths` as whole numbers; None where it is not given."""
+        numbers = _numbers("lengths", self.lengths, most=float("inf"))
+        if numbers is not None and not all(number.is_integer() and number for number in numbers):
+            raise ValueError(f"--lengths must be numbers of tokens, got {self.lengths!r}")
+        return None if numbers is None else tuple(map(int, numbers))
 
 
 def _check(flag: str, parse: Callable[[str], object], text: str) -> None:
