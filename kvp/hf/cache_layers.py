@@ -141,21 +141,20 @@ class EvictingLayer(DynamicLayer):
     ) -> tuple[Tensor, Tensor]:
         """Append [B, H, T, D] keys and values; their positions follow when they are attended.
 
-        Raises UsageError when gradients would have to flow through the cache.
+        Raises UsageError when gradients would have to flow through the cache, and under autocast.
         """
         if torch.is_grad_enabled() and key_states.requires_grad:
             raise UsageError(
                 "an EvictingCache holds no gradients: call the model in torch.no_grad()"
             )
+        if torch.is_autocast_enabled(key_states.device.type):
+            raise UsageError("an EvictingCache holds one dtype: load the model in it, no autocast")
         batch, _, tokens, _ = key_states.shape
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self._key_storage, self._value_storage = key_states[:, :, :0], value_states[:, :, :0]
             self._position_storage = key_states.new_empty(batch, 1, 0, dtype=torch.int64)
-        # Dtypes may change where autocast begins and ends.
-        states = (self._key_storage, key_states), (self._value_storage, value_states)
-        storages = [held.to(torch.promote_types(held.dtype, new.dtype)) for held, new in states]
-        storages.append(self._position_storage)
+        storages = [self._key_storage, self._value_storage, self._position_storage]
         stored, stop = self._stored, self._stored + tokens
         if self._shared or stop > self._key_storage.shape[2]:
             capacity = stored + max(tokens, self._growth)

@@ -58,24 +58,14 @@ def ragged_attention(
         sinks: [H * G] float, logit per query head of one slot more whose value is zero; None: none.
 
     Returns:
-        [B, H * G, T, D] in the dtype of `query`; under autocast all is computed in its dtype, and
-        the result has that, as from torch's `scaled_dot_product_attention`.
+        [B, H * G, T, D] in the dtype of `query`, which is that of keys and values.
 
     Raises:
         ValueError: shapes disagree.
     """
-    device = query.device.type
-    autocast = torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if autocast else query.dtype
-    query, keys, values, tail_keys, tail_values = (
-        tensor.to(dtype) for tensor in (query, keys, values, tail_keys, tail_values)
-    )
     arguments = (query, keys, values, layout, tail_keys, tail_values, tail_visible)
     if softcap is not None or sinks is not None:
-        with torch.autocast(device, enabled=False):
-            return ragged_attention_reference(
-                *arguments, scaling=scaling, softcap=softcap, sinks=sinks
-            )
+        return ragged_attention_reference(*arguments, scaling=scaling, softcap=softcap, sinks=sinks)
     _check_shapes(*arguments, sinks)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if query.shape[2] == 1 and query.is_cuda and has_triton():

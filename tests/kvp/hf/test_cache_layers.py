@@ -291,7 +291,7 @@ def test_tokens_already_cached_are_refused(qwen, prompt, feed):
             qwen(ids[:, -feed:], position_ids=positions, past_key_values=cache)
 
 
-def test_rollback_odd_masks_dropout_and_gradients_are_refused(qwen, prompt):
+def test_rollback_odd_masks_dropout_gradients_and_autocast_are_refused(qwen, prompt):
     for mask in (torch.zeros(1, 1, 4, 4), torch.ones(1, 1, 4, 9, dtype=torch.bool)):
         with pytest.raises(UsageError, match="attention_mask must be 2-D"):
             qwen(prompt(4), attention_mask=mask, past_key_values=EvictingCache())
@@ -307,4 +307,6 @@ def test_rollback_odd_masks_dropout_and_gradients_are_refused(qwen, prompt):
         qwen(prompt(1), position_ids=torch.tensor([[20]]), past_key_values=cache)
     qwen.eval().requires_grad_(True)
     with pytest.raises(UsageError, match="no_grad"):
+        qwen(prompt(8), past_key_values=EvictingCache())
+    with pytest.raises(UsageError, match="no autocast"), torch.autocast("cpu"), torch.no_grad():
         qwen(prompt(8), past_key_values=EvictingCache())

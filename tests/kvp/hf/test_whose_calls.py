@@ -18,7 +18,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from kvp.errors import UsageError
-from kvp.hf import EvictingCache, evicting
+from kvp.hf import evicting
 from kvp.hf.model_access import weights_digest
 
 ROOT = Path(__file__).parents[3]
@@ -398,23 +398,3 @@ def test_an_identity_covers_what_computes(qwen):
     assert len(digests) == 6
     qwen.model.layers[1].self_attn.k_proj = projection
     assert weights_digest(qwen) == plain
-
-
-@pytest.mark.parametrize("ragged", [False, True])
-def test_a_cache_goes_in_and_out_of_autocast(qwen, prompt, fixed, uneven, ragged):
-    """Keys in float32 and values in bfloat16 are what autocast makes, and may be mixed."""
-    allocator = uneven() if ragged else None
-    for first, second in ((True, False), (False, True)):
-        cache = DynamicCache()
-        with (
-            torch.no_grad(),
-            evicting(qwen, fixed(TOKENS), BUDGET, allocator=allocator),
-            torch.autocast("cpu", torch.bfloat16, enabled=first),
-        ):
-            qwen(prompt(TOKENS), past_key_values=cache)
-        assert isinstance(cache, EvictingCache)
-        for again in (cache.fork(), cache):
-            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=second):
-                for _ in range(2):
-                    logits = qwen(prompt(2), past_key_values=again).logits
-            assert logits.isfinite().all()

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from kvp.ops.ragged_attention import (
     RaggedLayout,
@@ -153,23 +152,3 @@ def test_shapes_that_disagree_are_refused(ragged_case, attention):
         arguments[name] = change(arguments[name])
         with pytest.raises(ValueError, match=message):
             attention(**arguments)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("options", [{}, {"softcap": 5.0}])
-def test_autocast_casts_as_for_dense_attention(dtype, options):
-    """Queries and keys of float32, values of less: what autocast leaves them as after RoPE."""
-    torch.manual_seed(3)
-    layout = RaggedLayout(torch.tensor([[5, 9], [3, 0]]))
-    given = (
-        torch.randn(2, 4, 2, 8), torch.randn(17, 8), torch.randn(17, 8).to(dtype), layout,
-        torch.randn(2, 2, 2, 8), torch.randn(2, 2, 2, 8).to(dtype), None,
-    )  # fmt: skip
-    cast = [each.to(dtype) if isinstance(each, Tensor) else each for each in given]
-    expected = ragged_attention(*cast, **options)  # type: ignore[arg-type]
-    dense = masked_dense(*cast, 8**-0.5, **options)  # type: ignore[arg-type]
-    with torch.autocast("cpu", dtype):
-        found = ragged_attention(*given, **options)
-    assert found.dtype == dtype
-    assert torch.equal(found, expected)
-    torch.testing.assert_close(found.double(), dense, rtol=0, atol=0.02)
