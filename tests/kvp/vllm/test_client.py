@@ -119,35 +119,21 @@ GOOD = json.dumps(MODELS).encode()
 PAGE = f"<html>\n<body>\x1b[2J Not found: Bearer {KEY}\n</body></html>\n".encode() * 99
 FOREIGN = {
     "cut": (http(GOOD)[:-5], "more expected"),
-    "cut in a chunk": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n{",
-                       "Incomplete"),
     "no status": (b"nonsense\r\n\r\n", "BadStatusLine"),
     "HTTP/0.9": (GOOD, "BadStatusLine"),
     "nothing": (b"", "RemoteDisconnected"),
-    "a length that is none": (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n{", "JSON"),
-    "many headers": (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200 + b"\r\n", "more than 100"),
     "a long header": (b"HTTP/1.1 200 OK\r\nA: " + b"b" * 99999, "LineTooLong"),
     "a page": (http(PAGE, "404 Not Found"), "404 <html>"),
     "a wrong key": (http(PAGE, "401 Unauthorized"), "401"),
-    "a page with status 200": (http(PAGE), "JSON"),
-    "empty": (http(b"", "204 No Content"), "JSON"),
     "elsewhere": (http(b"", "302 Found", "Location: http://127.0.0.1:9/"), "302"),
-    "to a file": (http(b"", "301 Moved", "Location: file:///etc/hostname"), "301"),
-    "no change": (http(b"", "304 Not Modified"), "304"),
-    "an error in JSON": (http(b'{"error": {"message": "a\\nb"}}', "500 Error"), "500"),
     "compressed": (http(gzip.compress(GOOD), "200 OK", "Content-Encoding: gzip"), "Unicode"),
     "not UTF-8": (http(b'{"data": "\xff"}'), "Unicode"),
     "nested": (http(b"[" * 10**6), "Recursion"),
     "a long number": (http(b"9" * 10**5), "digit"),
-    "an object": (http(b"{}"), "'data'"),
     "of a proxy": (http(b'{"detail": "login"}'), "'data'"),
-    "null": (http(b"null"), "NoneType"),
     "NaN": (http(b"NaN"), "float"),
-    "a list": (http(b"[1]"), "list"),
     "no models": (http(b'{"data": []}'), "IndexError"),
-    "models by name": (http(b'{"data": {"id": "ours"}}'), "KeyError"),
     "a number": (http(b'{"data": [{"id": 5}]}'), "of type int"),
-    "no name": (http(b'{"data": [{"id": ""}]}'), "of type NoneType"),
     "half a pair": (http(b'{"data": [{"id": "\\ud800"}]}'), "surrogate"),
 }  # fmt: skip
 
@@ -170,11 +156,10 @@ def test_a_server_that_says_nothing_is_given_up():
 
 @pytest.mark.parametrize(
     "url",
-    ["", "127.0.0.1:8000", "localhost:8000/v1", "ftp://127.0.0.1/", "file:///etc/hostname", "http://",
-     "http://127.0.0.1:port", "http://127.0.0.1:99999", "http://a b/", "http://127.0.0.1/a b\n",
-     "http://[::1", "http://me:a-secret-key@127.0.0.1", "http://127.0.0.1:1/" + "a" * 9999, "http://\ud800",
-     "http://127.0.0.1:1", None, 5, b"http://127.0.0.1"],
-    ids=range(18),
+    ["", "127.0.0.1:8000", "file:///etc/hostname", "http://127.0.0.1:port",
+     "http://127.0.0.1/a b\n", "http://[::1", "http://me:a-secret-key@127.0.0.1", "http://\ud800",
+     "http://127.0.0.1:1", None],
+    ids=range(10),
 )  # fmt: skip
 def test_an_address_without_a_server_is_one_line(url):
     refused(Client, url, timeout=20)
@@ -191,27 +176,22 @@ def test_options_that_make_no_request(options):
 
 
 BAD_TOKENS = [
-    {}, [], None, {"tokens": []}, {"tokens": [None]}, {"tokens": [1, -1]}, {"tokens": [1.0]},
-    {"tokens": [True]}, {"tokens": ["1"]}, {"tokens": "12"}, {"tokens": {"1": 2}}, {"tokens": 5},
-    {"tokens": [2**40]}, {"tokens": [[1]]}, {"tokens": [float("nan")]}, {"count": 3},
+    {}, None, {"tokens": []}, {"tokens": [1, -1]}, {"tokens": [1.0]}, {"tokens": [True]},
+    {"tokens": "12"}, {"tokens": 5}, {"tokens": [2**40]},
 ]  # fmt: skip
 BAD_CONTEXTS = [
-    {}, [], None, {"kv_transfer_params": 5}, {"kv_transfer_params": {"other": 1}},
+    {}, None, {"kv_transfer_params": 5}, {"kv_transfer_params": {"other": 1}},
     *({"kv_transfer_params": {"kvp_context": told}} for told in (
-        5, [], "error", {}, {"error": "a\nb" * 999}, {"placeholders": []},
-        {**TOLD, "kept": 33}, {**TOLD, "kept": "32"}, {**TOLD, "tokens": 41},
-        {**TOLD, "tokens": None}, {**TOLD, "digest": "no digest"}, {**TOLD, "digest": 5},
-        {**TOLD, "digest": DIGEST.upper()}, {**TOLD, "placeholders": [0.5] * 32},
-        {**TOLD, "placeholders": [-1] * 32}, {**TOLD, "placeholders": None},
-        {**TOLD, "placeholders": [1] * 41, "kept": 41},
+        5, {}, {"error": "a\nb" * 999}, {**TOLD, "kept": 33}, {**TOLD, "tokens": 41},
+        {**TOLD, "digest": DIGEST.upper()}, {**TOLD, "digest": 5},
+        {**TOLD, "placeholders": [-1] * 32}, {**TOLD, "placeholders": [1] * 41, "kept": 41},
     )),
 ]  # fmt: skip
 BAD_TEXTS = [
-    {}, [], None, {"choices": []}, {"choices": None}, {"choices": [None]},
+    {}, None, {"choices": []},
     *({"choices": [choice]} for choice in (
-        {}, {"text": "a"}, {"text": "a", "finish_reason": None}, {"finish_reason": "stop"},
-        {"text": None, "finish_reason": "stop"}, {"text": 5, "finish_reason": "stop"},
-        {"text": "", "finish_reason": "error"}, {"text": ["a"], "finish_reason": "stop"},
+        {"text": "a"}, {"text": "a", "finish_reason": None}, {"finish_reason": "stop"},
+        {"text": None, "finish_reason": "stop"}, {"text": "", "finish_reason": "error"},
     )),
 ]  # fmt: skip
 
@@ -240,8 +220,8 @@ def test_answers_that_are_none():
 
 
 @pytest.mark.parametrize(
-    "text", ["\ud800", [], None, 5, [{"role": None, "content": "a"}], [{"role": "user"}],
-             [{"role": "user", "content": "\udfff"}]], ids=range(7),
+    "text", ["\ud800", [], None, [{"role": "user"}], [{"role": "user", "content": "\udfff"}]],
+    ids=range(5),
 )  # fmt: skip
 def test_texts_that_are_none_are_not_sent(text):
     with serving(tokenize={"tokens": IDS}) as url:
