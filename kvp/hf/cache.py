@@ -288,9 +288,7 @@ class EvictingCache(Cache):
         self.batch_select_indices(torch.arange(self.batch).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep only entries `indices` of the batch, [R] int64 or a bool for every entry."""
-        if indices.dtype == torch.bool:
-            indices = indices.nonzero()[:, 0]
+        """Keep only entries `indices` [R] int64 of the batch."""
         with self.changing():
             for layer in self.layers:  # the one way to choose entries that every kind of layer has
                 layer.reorder_cache(indices)  # type: ignore[arg-type]

@@ -241,10 +241,9 @@ class EvictingLayer(DynamicLayer):
         check_keys_fit(config, before, latest)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Make entries `beam_idx` [R], int64 or a bool for every entry, the batch."""
+        """Make entries `beam_idx` [R] int64 the batch."""
         if self.is_initialized:
-            every = torch.arange(self.batch, device=self.keys.device)
-            entries = every[beam_idx.to(self.keys.device)]
+            entries = beam_idx.to(self.keys.device)
             self._take_entries(entries)
             self._newest = None if self._newest is None else self._newest[entries]
 

@@ -28,8 +28,6 @@ class Call:
     block: Any = None
     """Where calls of the model go; None where they are left alone, as those of a method are."""
     generating: bool = False
-    inner: bool = False
-    """Whether it is a `generate` call inside another one."""
     stop: int = 0
     """Tokens that the cache of a `generate` call has seen when its prompt has been read."""
     cache: EvictingCache | None = None

@@ -277,11 +277,11 @@ class EvictingBlock(AbstractContextManager[Kept]):
                 raise
         return output
 
-    def generate(self, run: Callable[..., Any], call: Call, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def generate(self, run: Callable[..., Any], _: Call, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """`generate(...)`, of which `kept` tells the answer's cache alone."""
         given = {**dict(zip(("inputs",), args, strict=False)), **kwargs}
-        facts = {"generating": True, "inner": call.generating, "stop": self._prompt_end(given)}
-        with _taken_over(self.model), calling(self.model, self, **facts):
+        stop = self._prompt_end(given)
+        with _taken_over(self.model), calling(self.model, self, generating=True, stop=stop):
             return run(*args, **kwargs)
 
     def _prompt_end(self, given: dict[str, Any]) -> int:
@@ -341,8 +341,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
             raise UsageError(RIGHT_PADDED)
         if call.generating and call.cache is None:
             call.cache = cache
-        is_answer = call.cache is cache and not call.inner
-        if (kept := self._kept()) is not None and (is_answer or not call.generating):
+        if (kept := self._kept()) is not None and (call.cache is cache or not call.generating):
             kept.cache = cache
         is_prompt = tokens > 1 or not seen or (call.cache is cache and seen < call.stop)
         step = _Pass(fed=fed, cache=cache, real=real, is_prompt=is_prompt)

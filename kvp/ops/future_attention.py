@@ -89,24 +89,10 @@ def received_attention(
     block: int = 64,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Attention paid by the queries start <= j < stop to the first tokens.
+    """Attention paid by the queries start <= j < stop to the first N = `tokens` <= stop: [..., N].
 
-    Args:
-        queries: [..., G, T, D] float after RoPE. Only queries start..stop-1 are read.
-        keys: [..., T, D] float after RoPE. Only keys 0..stop-1 are read.
-        start: first query, at least 0.
-        stop: one past the last query, at most T.
-        tokens: N <= stop, tokens of the result.
-        reduction: over the queries: `sum` (future attention) or `max` (its maximum).
-        block: maximum of queries handled at a time; fewer where the tile would exceed `TILE`.
-        weights: [T] float, >= 0: what the attention of each query counts; None = 1 for all.
-
-    Returns:
-        [..., N] float32, the maximum over the group of softmax_i(q_gj . k_i / sqrt(D)), reduced
-        over the queries j; zero where none of them may see the token.
-
-    Raises:
-        ValueError: shapes disagree, or the queries leave the sequence.
+    At most `block` queries are handled at a time, fewer where the tile would exceed `TILE`. A token
+    that no query may see has zero. All else, and ValueError, as `future_attention`.
     """
     check_queries(queries, keys, start, stop, block, weights)
     of_query = None if weights is None else weights.to(keys.device, torch.float32)

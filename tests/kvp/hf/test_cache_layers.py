@@ -187,7 +187,6 @@ def test_entries_can_be_reordered_repeated_and_chosen(qwen, prompt):
     for change, entries in (
         (lambda c: c.reorder_cache(torch.tensor([2, 0, 0])), [2, 0, 0]),
         (lambda c: c.batch_select_indices(torch.tensor([1])), [1]),
-        (lambda c: c.batch_select_indices(torch.tensor([True, False, True])), [0, 2]),
         (lambda c: c.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
     ):
         changed = shrunk(qwen, prompt(20), sets)

@@ -212,12 +212,11 @@ def test_the_streamer_of_the_docs():
 
 
 def test_kept_is_of_the_answer(qwen, prompt, by_content, generate):
-    """Not of a negative prompt, of what a logits processor computes, or of a call inside a call."""
+    """Not of a negative prompt, or of what a logits processor computes."""
 
     def more(ids, scores):
         qwen(prompt(33), past_key_values=DynamicCache())
         qwen(prompt(32))
-        generate(qwen, prompt(31), 2)
         return scores
 
     for options in (
