@@ -197,37 +197,23 @@ def slower(facts):
 
 DEEP = json.loads("[" * 400 + "]" * 400)
 FACTS = {
-    "kept is a text": (entry("kept", "64"), "kept: Input should be a valid integer"),
-    "kept is null": (entry("kept", None), "kept: Input should be a valid integer"),
     "kept is a truth": (entry("kept", True), "kept: Input should be a valid integer"),
-    "kept is a fraction": (entry("kept", 64.0), "kept: Input should be a valid integer"),
     "kept is none": (entry("kept", 0), "kept: Input should be greater than 0"),
-    "kept is huge": (entry("kept", 10**400), "kept: Input should be less than"),
     "kept is missing": (entry("kept", ...), "KeyError: 'kept'"),
     "more kept than there are": (entry("tokens", 60), "64 of 60 tokens are kept"),
     "too few kept to be named": (entry("kept", 3), "3 of 89 tokens are kept, 19 is the least"),
-    "tokens is a text": (entry("tokens", "89"), "tokens: Input should be a valid integer"),
     "vocabulary is tiny": (entry("vocabulary", 1), "vocabulary: Input should be greater than"),
-    "vocabulary is a list": (entry("vocabulary", [1]), "vocabulary: Input should be a valid"),
     "geometry is empty": (entry("geometry", {}), "Geometry.__init__() missing"),
-    "geometry is null": (entry("geometry", None), "geometry: Input should be a valid dictionary"),
     "geometry is not positive": (of("geometry", layers=0), "size of a geometry must be positive"),
-    "geometry has a text": (of("geometry", head_dim="16"), "must be an integer"),
     "geometry has more": (of("geometry", depth=1), "unexpected keyword argument 'depth'"),
     "model is empty": (entry("model", {}), "model.id: Field required"),
-    "model is a text": (entry("model", "nano"), "model: Input should be a valid dictionary"),
     "model has a line end": (of("model", id="a\nb"), r"has the character '\n'"),
-    "model has half a pair": (of("model", id="a\ud800"), r"has the character '\ud800'"),
     "dtype is unknown": (of("model", dtype="int4"), "model.dtype: Input should be 'float16'"),
-    "dtype is a list": (of("model", dtype=[]), "model.dtype: Input should be 'float16'"),
     "norms is a number": (of("model", norms=1), "model.norms: Input should be a valid string"),
     "frequencies are texts": (of("model", frequencies=["1"]), "model.frequencies.0: Input should"),
     "other frequencies": (slower, "another RoPE than this model has"),
-    "rope is null": (entry("rope", None), "rope: Input should be a valid dictionary"),
     "rope is empty": (entry("rope", {}), "rope.rope_type: Field required"),
     "rope is deep": (of("rope", rope_type=DEEP), "rope.rope_type: Input should be 'default'"),
-    "rope turns nothing": (of("rope", rope_theta=0.0), "rope.rope_theta: Input should be greater"),
-    "policy is a list": (entry("policy", ["a"]), "policy: Input should be a valid string"),
     "policy is long": (entry("policy", "a" * 2000), "more than 1,000 characters"),
     "budget steers a terminal": (entry("budget", "\x1b[2J"), r"has the character '\x1b'"),
     "tokenizer is a number": (entry("tokenizer", 4), "tokenizer: Input should be a valid string"),
@@ -256,23 +242,12 @@ def test_facts_behind_a_right_seal_may_be_anything(damage, made, start, tmp_path
     assert load(connector, work, model.config) == {0, 1}
 
 
-def infinite(tensor):
-    """A copy with one infinite number."""
-    tensor = tensor.clone()
-    tensor[-1, -1, -1] = float("inf")
-    return tensor
-
-
 TENSORS = {
     "NaN": (lambda t: {"1.keys": t["1.keys"] * float("nan")}, "1.keys has NaN or infinity"),
-    "infinity": (lambda t: {"2.values": infinite(t["2.values"])}, "2.values has NaN or infinity"),
     "another dtype": (lambda t: {"0.keys": t["0.keys"].half()}, "0.keys is [64, 4, 32] torch.f"),
     "a row less": (lambda t: {"0.values": t["0.values"][1:]}, "0.values is [63, 4, 32]"),
-    "no rows": (lambda t: {"0.values": t["0.values"][:0]}, "0.values is [0, 4, 32]"),
     "one tensor more": (lambda t: {"9.keys": t["0.keys"].clone()}, "facts and memory_gb allow"),
-    "an empty one more": (lambda t: {"9.keys": t["0.keys"][:0]}, "keyword argument '9.keys'"),
     "unknown tokens": (lambda t: {"token_ids": t["token_ids"] + 10**6}, "not in the vocabulary"),
-    "tokens as fractions": (lambda t: {"token_ids": t["token_ids"].float()}, "token_ids is [89]"),
 }  # fmt: skip
 """What tensors are behind a right seal, and the one line."""
 
@@ -415,25 +390,15 @@ UNREADABLE = "is not a readable safetensors file"
 BYTES = {
     "a header of 20 MB": (header(b'{"a":[' + b"[]," * 6_700_000 + b"1]}"), "header has 20,"),
     "empty": (lambda whole: b"", UNREADABLE),
-    "eight bytes": (lambda whole: whole[:8], UNREADABLE),
     "header too long": (huge, UNREADABLE),
     "cut": (lambda whole: whole[:-9], "it is not as long as its header says"),
     "longer": (lambda whole: whole + b"0", "it is not as long as its header says"),
     "no JSON": (header(b"abc"), UNREADABLE),
-    "no UTF-8": (header(b'{"\xff": 1}'), "UnicodeDecodeError"),
-    "a list": (header(b"[]"), UNREADABLE),
     "a key twice": (header(b'{"a": 1, "a": 1}'), "a key is there twice"),
-    "a tensor without place": (header(b'{"a": {}}'), "KeyError: 'data_offsets'"),
     "deep": (header(b'{"a":' + b"[" * 100_000), "RecursionError"),
-    "a long number": (header(b'{"a":' + b"1" * 5000 + b"}"), UNREADABLE),
     "no metadata": (header(b"{}"), "was not written by kvp compress"),
-    "metadata of numbers": (header(b'{"__metadata__": 3}'), "not what kvp writes"),
-    "metadata of others": (header(b'{"__metadata__": {"a": "b"}}'), "was not written by kvp"),
-    "no text": (header(b'{"__metadata__": {"kvp": 1}}'), "not what kvp writes"),
     "no object": (kvp("[1]"), "it is no JSON object"),
-    "a number": (kvp("1"), "not what kvp writes"),
     "NaN": (kvp('{"x": NaN, "sha256": "0"}'), "not what kvp writes"),
-    "deep facts": (kvp("[" * 100_000), "RecursionError"),
     "another format": (
         kvp(json.dumps({"format": "a\nb", SEAL: digest_json({"format": "a\nb"})})), "is of format"
     ),
