@@ -98,28 +98,18 @@ def evicting(
 
     Use as `with evicting(...) as kept:`, once; `kept` says and draws what the latest call's cache
     holds and saves (`kvp.hf.kept.Kept`). Calls may be several, `generate` and plain ones, with
-    left-padded batches, sampling or beams; each prompt's tokens are chosen for itself. A block
-    holds for the context that entered it, and for threads that run in a copy of that
-    (`contextvars.copy_context().run`). Other calls of the model are refused while it is open; on
-    exit the model is as before, once calls that still run have ended as inside.
+    left-padded batches, sampling or beams, in pieces (`prefill_chunk_size`), and go on from a
+    compressed cache (`past_key_values=`), which is compressed again. A block holds for the context
+    that entered it, and for threads that run in a copy of that (`contextvars.copy_context().run`);
+    other calls of the model are refused while it is open. docs/serving.md has all rules.
 
-    A percentage such as `"12.5%"` is of the prompt, and keeps the protected tokens at least: the
-    first 4 and the last 16, none with `protection="off"`. An `allocator` splits a prompt's budget
-    over layers and heads. `tokenizer` is for methods that repeat or read the prompt. Of a class of
-    scorers or allocators an object with its defaults is made. `kvp.evicting` takes names, too:
-    `scorer` may be "snapkv(kernel=31)+ada", as --methods has it, or "nano" or "runs/policy", as
-    `load_policy` has it.
-
-    A call that goes on from a compressed cache (`past_key_values=`) compresses it again once the
-    new turn has been read; a percentage is of all tokens seen by then. Its prompt are all tokens,
-    those seen first, or new ones alone with an attention_mask for all. `every`: compress again
-    after so many tokens of the answer, so that no head of a uniform budget holds more than
-    budget + every. With transformers' own `prefill_chunk_size` prompts are read in pieces, with
-    eviction after each; scorers then see what is still stored, and a percentage is of what was read
-    so far.
-
-    Models inside torch.compile or PEFT are found. Those loaded with `eager` attention compute
-    eagerly inside, all others by torch's `scaled_dot_product_attention`.
+    A percentage such as `"12.5%"` is of the tokens read so far, and keeps the protected tokens at
+    least: the first 4 and the last 16, none with `protection="off"`. An `allocator` splits a
+    prompt's budget over layers and heads. `tokenizer` is for methods that repeat or read the
+    prompt. Of a class of scorers or allocators an object with its defaults is made. `kvp.evicting`
+    takes names, too: `scorer` may be "snapkv(kernel=31)+ada", as --methods has it, or "nano" or
+    "runs/policy", as `load_policy` has it. `every`: compress again after so many tokens of the
+    answer, so that no head of a uniform budget holds more than budget + every.
 
     Raises UsageError for budgets below the protected tokens, scorers that need the future or a
     tokenizer, counts that cannot be kept, a second block of the same model, prompts that do not go

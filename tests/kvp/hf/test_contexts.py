@@ -171,10 +171,8 @@ class Soft(nn.Module):
 
 OUTER = {
     "PROMPT_TUNING": {"is_prompt_learning": True},
-    "PREFIX_TUNING": {"is_prompt_learning": True},
     "LORA": {"alora_invocation_tokens": [5]},
     "XLORA": {},
-    "POLY": {},
 }
 
 

@@ -14,8 +14,6 @@ from transformers import (
     Phi3ForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
-    StableLmConfig,
-    StableLmForCausalLM,
 )
 
 from kvp.contexts import same_buffers
@@ -94,7 +92,7 @@ def test_families(model, prompt, attention_inputs):
     _check(model, prompt(50, batch=2), attention_inputs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("tokens", [40, 60])
+@pytest.mark.parametrize("tokens", [48, 49])
 @pytest.mark.parametrize("kind", sorted(ROPES))
 def test_every_kind_of_frequencies(kind, tokens, prompt, attention_inputs):
     """Below and above the length at which LongRoPE and dynamic NTK change."""
@@ -103,13 +101,6 @@ def test_every_kind_of_frequencies(kind, tokens, prompt, attention_inputs):
     rope = rope_of(model, tokens)
     assert rope.frequencies.shape == (2 if kind == "partial" else 4,)
     assert (rope.scaling == 1) == (kind not in ("yarn", "longrope"))
-
-
-def test_longrope_is_read_at_the_requested_length():
-    model = _model("longrope")
-    short, long = rope_of(model, 48), rope_of(model, 49)
-    torch.testing.assert_close(short.frequencies, 3 * long.frequencies)
-    torch.testing.assert_close(rope_of(model, 10).frequencies, short.frequencies)
 
 
 def test_bfloat16(build, prompt, attention_inputs):
@@ -158,12 +149,6 @@ def test_what_no_checkpoint_holds_is_part_of_a_model(kind, prompt):
         assert same_buffers(made, made_by(other))
         change(other.model.rotary_emb)
         assert not same_buffers(made, made_by(other))
-
-
-def test_partly_rotated_queries_of_stablelm():
-    torch.manual_seed(7)
-    model = StableLmForCausalLM(StableLmConfig(**SIZES)).train(False)
-    assert rope_of(model, 20).frequencies.shape == (1,)  # a quarter of 8 channels rotates
 
 
 def test_queries_that_are_not_projected_and_rotated_are_refused():
