@@ -223,10 +223,7 @@ class Tally:
     def parse_rows(
         self, rows: Iterable[Row], parse: Callable[[str, Mapping[str, Any]], T]
     ) -> Iterator[tuple[str, T]]:
-        """Location of every row, and what `parse` makes of both.
-
-        A row for which it raises RowError, or with cells of other types than it reads, is skipped.
-        """
+        """Location of every row, and what `parse` makes of both; what it refuses is skipped."""
         for location, row in rows:
             self.rows += 1
             try:
@@ -258,10 +255,7 @@ class Tally:
         unused: dict[str, Sequence[Skipped | str]] = {
             f"skipped {len(self.skipped)} of {self.rows} rows": self.skipped,
             f"files that were not read ({len(self.left_out)})": self.left_out,
-            f"keys that were not read ({len(self.unread)})": [
-                key if key.strip() and key.isprintable() else ascii(key)
-                for key in sorted(self.unread)
-            ],
+            f"keys that were not read ({len(self.unread)})": sorted(self.unread),
         }
         listed = "; ".join(f"{name}: {list_first(each)}" for name, each in unused.items() if each)
         return (f"{what}: {listed}",) if listed else ()

@@ -49,11 +49,10 @@ def row_samples(
 ) -> Source:
     """The samples of a file, a folder or a hub data set in one split, in a seeded order.
 
-    Rows that cannot be used are skipped; the source's notes count them. With
-    `settings.needs_reply`, so are those without an answer or a reply. `task` names the samples,
-    otherwise the data do; with `dialogues` rows of other forms are left out. The split `all` has
-    every row. Where several questions have one context, the ids of their samples end with its name
-    (`kvp.data.task.context_of`). Raises UsageError naming `flag` where no row can be used.
+    Rows that cannot be used are skipped and counted in notes; with `settings.needs_reply`, so are
+    those without an answer or a reply. `task` names the samples, otherwise the data do; with
+    `dialogues` rows of other forms are left out. Where several questions have one context, the ids
+    of their samples end with its name. Raises UsageError naming `flag` where no row can be used.
     """
     documents, tally = read_documents(data, flag, settings)
     of_split = [document for document in documents if settings.split in (document.split, ALL)]

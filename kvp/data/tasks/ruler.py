@@ -185,10 +185,9 @@ def _in_essay(text: str, needles: list[str], depths: list[int]) -> str:
 
 
 def tracking(inputs: SampleInputs, count_tokens: CountTokens, *, example: bool) -> Maker:
-    """One chain of five variables; `example` puts a worked one before it.
+    """One chain of five variables among an amount of noise lines; `example` puts one before it.
 
-    The amount is the number of noise lines. The worked example has three-letter names and as many
-    noise lines as fit into `EXAMPLE_LENGTH` tokens or half the prompt.
+    That one has as many lines as fit into `EXAMPLE_LENGTH` tokens or half the prompt.
     """
     shown = ""
     if example:
@@ -347,14 +346,12 @@ def generate(
     prompt_tokens: Callable[[Sample], int] | None = None,
     attempt: int = 0,
 ) -> Sample:
-    """The `index`-th sample of `task`: a pure function of its arguments.
+    """The `index`-th sample of `task` with as much haystack as fits: a pure function.
 
     `count_tokens` gets context + question + answer prefix; it may add what a chat template adds.
     `length` decides the variant (RULER has another word list from 4,096 tokens on) and is the most
-    tokens of the prompt, by `prompt_tokens` or else of its text: as much haystack is put in as
-    fits. `essays` is the running text of the essay haystacks, `None` for the generated prose.
-    Another `attempt` draws other needles for the same index.
-
+    tokens of the prompt, by `prompt_tokens` or else of its text. `essays` is the running text of
+    the essay haystacks, `None` for the generated prose. Another `attempt` draws other needles.
     Raises UsageError for an unknown split, NoPromptError when the smallest prompt does not fit.
     """
     name = f"{task}/{split}/{seed}/{index}"

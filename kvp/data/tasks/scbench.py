@@ -2,9 +2,7 @@
 
 Each question is asked alone of one compressed context (SCBench's `scdq`). Prompts, metrics and
 numbers of new tokens are those of the published code (microsoft/MInference, scbench; MIT). Without
-`--data` four tasks are generated: the wording of `kv` and `mf` is SCBench's (InfiniteBench's), the
-others' is our own, since SCBench publishes those as data alone. Keys, values, names and numbers
-belong to one split.
+`--data` four tasks are generated, `hashhop` and `many_shot` in wording of our own.
 """
 
 from __future__ import annotations
@@ -93,10 +91,9 @@ class ScbenchTask(ScoredByMetric):
     name: str
 
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
-        """Samples of one context after another; the ids of a context's samples end alike.
+        """Samples of one context after another; too long contexts of rows lose their middle.
 
-        Contexts of rows that are too long lose their middle. Raises UsageError for a length too
-        small, and without `--data` for a task that is not generated.
+        Raises UsageError for a length too small, and without `--data` where nothing is generated.
         """
         if PUBLISHED[self.name].metric == "rouge_l_sum":
             rouge_scorer()  # says now where it is not installed
@@ -303,8 +300,7 @@ def math_find(inputs: SampleInputs) -> ContextMaker:
 def many_shot(inputs: SampleInputs) -> ContextMaker:
     """Sentences that are classified by what they are about; the amount is the examples above four.
 
-    The letter of each class is drawn anew for every context, and no example has the word that a
-    question is about, so it can only be learned from the examples what a letter means.
+    The letter of each class is drawn for every context; no example has the word of a question.
     """
     topics = ("food", "animal", "tool", "job")
     rng = inputs.rng("classes")

@@ -108,8 +108,7 @@ QUESTION = {"context": "Gate 5 opens at 9.\n", "question": "When?", "answer": "9
         ({"text": "Gate 5 opens at 9.", "question": "When?", "answer": "9"},
          "(2): answer, question"),
         ({"context": "c", "questions": [{"question": "q", "id": 1}]}, "(1): questions.id"),
-        ({"context": "c", "question": "q", "\x1b[2J": 1}, "(1): '\\x1b[2J'"),
-        ({"context": "c", "question": "q", "\ud800": 1, "": 2}, "(2): '', '\\ud800'"),
+        ({"context": "c", "question": "q", "\x1b[2J": 1}, "(1): [2J"),
     ],
 )  # fmt: skip
 def test_keys_that_are_not_read_are_listed_once(tmp_path, row, unread, jsonl):
