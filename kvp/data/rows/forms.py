@@ -26,8 +26,7 @@ ACCEPTED = (
 
 _ROLES = {
     "user": "user", "prompter": "user", "human": "user",
-    "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant",
-    "ai": "assistant", "bot": "assistant",
+    "assistant": "assistant", "gpt": "assistant",
 }  # fmt: skip
 _MOST_NEW_TOKENS = 2**20
 _TURN_KEYS = (("role", "from"), ("content", "value"))
@@ -100,7 +99,7 @@ def unread_keys(row: Mapping[str, Any], document: Document) -> set[str]:
 
 
 def role_of(name: object) -> str | None:
-    """`user` or `assistant` for any of the names that data give them."""
+    """`user` or `assistant`, also by OpenAssistant's and ShareGPT's names."""
     return _ROLES.get(name.strip().lower()) if isinstance(name, str) else None
 
 
