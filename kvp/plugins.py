@@ -12,10 +12,12 @@ for them in the working folder and on PYTHONPATH first; `import_own` and, in pro
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -171,6 +173,15 @@ def _attribute(name: str) -> Any:  # noqa: ANN401
     for part in path.split("."):
         attribute = getattr(attribute, part)
     return attribute
+
+
+def warn_caller(text: str) -> None:
+    """Warn at the caller's line: the innermost outside of kvp and of installed packages."""
+    ours = (sys.prefix, sys.base_prefix, *(f"{ROOT / name}{os.sep}" for name in ("kvp", *NAMES)))
+    frame, level = inspect.currentframe(), 1
+    while frame and frame.f_back and frame.f_code.co_filename.startswith(ours):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 @contextmanager

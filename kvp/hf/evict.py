@@ -16,7 +16,6 @@ more, or statistics of it.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +30,7 @@ from kvp.hf.cache import EvictingCache
 from kvp.hf.prefill import Prefill, split_batch
 from kvp.hf.scorer_inputs import needs_scorer_inputs
 from kvp.hf.visibility import EMPTY
+from kvp.plugins import warn_caller
 from kvp.ranking import EMPTY_SLOT, Allocator, Pooling, Protection, Selection
 from kvp.scoring import (
     ALL_QUERIES,
@@ -77,10 +77,9 @@ def evict(
     budgets = [min(budget, length) for budget, length in zip(budgets, lengths, strict=True)]
     least, protected = min(budgets, default=0), rule.protection.tokens
     if least < max(lengths, default=0) and 2 * protected >= least:
-        warnings.warn(
+        warn_caller(
             f"half or more of the {least} tokens that stay are the {protected} protected ones, "
-            f'which budget {rule.budget} keeps at least: protection="off" leaves all to the method',
-            stacklevel=2,
+            f'which budget {rule.budget} keeps at least: protection="off" leaves all to the method'
         )
     if rule.allocator is None and budgets == [columns - pad for pad in padding]:
         return

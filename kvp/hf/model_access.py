@@ -8,7 +8,6 @@ Mistral, Phi-3. Models that kvp would evict from wrongly are refused in one line
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from kvp.errors import ModelError, UsageError, first_line
 from kvp.hf.attention import ForeignAttentionError, QueryRecorder, kvp_attention_set, query_unit
 from kvp.hf.cache import EvictingCache
 from kvp.hf.model_config import check_config, evicted_layers, geometry_of, layer_kinds
+from kvp.plugins import warn_caller
 from kvp.program.names import NANO
 from kvp.rope import Rope
 from kvp.scoring import Scorer
@@ -372,10 +372,9 @@ def warn_of_another_model(model: PreTrainedModel, scorer: Scorer) -> None:
     trained_on = metadata.get("model") if isinstance(metadata, Mapping) else None
     refused = getattr(scorer, "geometry", geometry) != geometry  # it says so when it scores
     if not refused and (name := another_model(model, trained_on)) is not None:
-        warnings.warn(
+        warn_caller(
             f"policy {getattr(scorer, 'label', scorer.name)} was trained on {name}: "
-            "its scores mean little here",
-            stacklevel=2,
+            "its scores mean little here"
         )
 
 
