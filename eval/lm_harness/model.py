@@ -38,7 +38,7 @@ from kvp.program.progress import say
 from kvp.program.settings import DtypeName
 
 _OF_HFLM = (
-    "max_length", "add_bos_token", "prefix_token_id", "softmax_dtype", "mixed_precision_dtype",
+    "max_length", "add_bos_token", "prefix_token_id", "softmax_dtype",
     "think_end_token", "enable_thinking", "chat_template_args", "truncation",
 )  # fmt: skip
 """Arguments of HFLM that mean here what they mean there."""
