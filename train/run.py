@@ -11,7 +11,7 @@ from kvp.errors import UsageError
 from kvp.program.progress import Progress, phase
 from policies.policy_files import PolicyMeta, save_policy
 from train.config import AUTO_HEADS, TrainConfig
-from train.data.labels import CALIBRATION_CONTEXTS, EVALUATED, TARGET_LABELS, calibration_target
+from train.data.labels import CALIBRATION_CONTEXTS, EVALUATED, calibration_label, calibration_target
 from train.data.training_data import recorded_model, recorded_text
 from train.job.prepare import Job, prepare
 from train.job.summary import print_end, print_summary
@@ -75,7 +75,7 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
     if job.recipe.objective in OF_ORDER:  # it had no gradient but rounding, and compares no heads
         best.get_parameter("score_bias").zero_()
     target = calibration_target(job.recipe.label)
-    source = job.source(TARGET_LABELS.get(target, target))
+    source = job.source(calibration_label(job.recipe.label))
     points = job.validation_points(CALIBRATION_CONTEXTS)
     with Progress(f"calibrating to {target}", len(points)) as progress:
         contexts = map(source.context, progress.over(points))

@@ -113,6 +113,12 @@ def calibration_target(label: str) -> str:
     return "reply_contribution" if label == "max_reply_attention" else "contribution"
 
 
+def calibration_label(label: str) -> str:
+    """The label whose values that target reads."""
+    target = calibration_target(label)
+    return TARGET_LABELS.get(target, target)
+
+
 FUTURE_ATTENTION = Label(from_queries=future_attention)
 """Attention to a token, summed over future queries (KVP paper, section 3.1.1). Of the query heads
 that share a KV head the largest counts."""

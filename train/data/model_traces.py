@@ -29,7 +29,7 @@ from kvp.store import SequenceRecord, StorePlan, planned_bytes
 from train.config import TrainConfig
 from train.data.compression_points import every_point, held_out_points, points_by_kind
 from train.data.kept_traces import Attention, ModelTraces
-from train.data.labels import EVALUATED, TARGET_LABELS, calibration_target, label_of
+from train.data.labels import EVALUATED, calibration_label, label_of
 from train.data.training_data import TrainingData
 from train.recipe import Recipe
 
@@ -189,8 +189,7 @@ def attention_of(record: SequenceRecord, recipe: Recipe, training: int) -> list[
     else:
         possible = bool(points_by_kind(record, recipe))
         points = held_out_points([record], recipe, limit=2) if possible else []
-        target = calibration_target(recipe.label)
-        labels = [recipe.label, EVALUATED, TARGET_LABELS.get(target, target)]
+        labels = [recipe.label, EVALUATED, calibration_label(recipe.label)]
     computed = [label for label in labels if label_of(label).from_queries is not None]
     return [(label, point.prefix_length, point.stop) for point in points for label in computed]
 
