@@ -48,13 +48,10 @@ class QueryRecorder:
     are NaN; in a window they come before all others.
     """
 
-    def __init__(self, window: int = ALL_QUERIES, held: Mapping[int, Tensor] | None = None) -> None:
-        """Keep the last `window` queries of each layer, or every one with `ALL_QUERIES`.
-
-        `held` are those of another recorder to go on from.
-        """
+    def __init__(self, window: int = ALL_QUERIES) -> None:
+        """Keep the last `window` queries of each layer, or every one with `ALL_QUERIES`."""
         self.window = window
-        self._queries = {layer: [queries] for layer, queries in (held or {}).items()}
+        self._queries: dict[int, list[Tensor]] = {}
 
     def record(self, layer: int, query: Tensor, mask: Tensor | None = None) -> None:
         """Append the queries [B, Q, T, D] (after RoPE) of one forward pass of layer `layer`.
@@ -79,17 +76,10 @@ class QueryRecorder:
         held.append(query.clone(memory_format=torch.contiguous_format))
 
     @property
-    def held(self) -> dict[int, Tensor]:
-        """Index of the layer in the model -> [B, Q, W, D]; layers in order."""
-        return {
-            layer: held[0] if len(held) == 1 else torch.cat(held, dim=2)
-            for layer, held in sorted(self._queries.items())
-        }
-
-    @property
     def queries(self) -> tuple[Tensor, ...]:
         """One [B, Q, W, D] tensor per layer, in layer order."""
-        return tuple(self.held.values())
+        every = (held for _, held in sorted(self._queries.items()))
+        return tuple(held[0] if len(held) == 1 else torch.cat(held, dim=2) for held in every)
 
     def forget(self) -> None:
         """Drop all queries but those of a window."""

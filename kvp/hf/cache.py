@@ -113,23 +113,18 @@ class EvictingCache(Cache):
         """An independent cache that goes on from here; this one stays as it is.
 
         With `n` above 1 every entry of the batch is there `n` times in a row, for `n` continuations
-        in one batch. Storage is shared until either cache is fed tokens, and `nbytes` counts it in
-        both; only layers whose heads hold different numbers of tokens are copied at once for `n`
-        above 1, and for `n=1` they share what was compressed for ever. Recent queries that this
-        cache carries along (`every=` of `evicting`) the fork carries, too. Raises UsageError for
-        `n` below 1.
+        in one batch. Recent queries that this cache carries along (`every=` of `evicting`) the fork
+        carries, too. Raises UsageError for `n` below 1.
         """
         if n < 1:
             raise UsageError(f"fork needs at least 1 row, got n={n}")
         self.refuse_unfinished()
         fork = copy.copy(self)
-        own = [layer.fork(n) for layer in self.stored.values()]
-        spread = torch.arange(self.batch).repeat_interleave(n)
-        fork.layers = arrange_layers(own, copies(self.others, spread if n > 1 else None))
-        if self.recorder is not None:
-            fork.recorder = QueryRecorder(self.recorder.window, self.recorder.held)
+        own = copy.deepcopy([*self.stored.values()])
+        fork.layers = arrange_layers(own, copies(self.others))
+        fork.recorder = copy.deepcopy(self.recorder)
         if n > 1:
-            fork._take_facts(spread)
+            fork.batch_repeat_interleave(n)
         return fork
 
     def check_rows(self, rows: int) -> None:

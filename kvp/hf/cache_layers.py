@@ -67,7 +67,6 @@ class EvictingLayer(DynamicLayer):
         self._stored = 0  # slots of the storage that are used
         self._gaps = False  # True once some slot may be EMPTY
         self._newest: Tensor | None = None  # [B] newest position fed
-        self._shared = False  # True while other layers may read the storage, as after a fork
 
     @property
     def batch(self) -> int:
@@ -101,17 +100,6 @@ class EvictingLayer(DynamicLayer):
         layer.seen -= fed_again
         layer._newest = None if self._newest is None else self._newest - fed_again
         return layer
-
-    def fork(self, n: int) -> Self:
-        """A layer that goes on from here, every entry `n` times in a row.
-
-        It reads the same storage until one of the two is fed tokens, and copies then.
-        """
-        fork = copy.copy(self)
-        self._shared = fork._shared = True
-        if n > 1 and self.is_initialized:
-            fork.reorder_cache(torch.arange(self.batch).repeat_interleave(n))
-        return fork
 
     @classmethod
     def of_kept(cls, tensors: Mapping[str, Tensor], seen: int) -> Self:
@@ -156,11 +144,10 @@ class EvictingLayer(DynamicLayer):
             self._position_storage = key_states.new_empty(batch, 1, 0, dtype=torch.int64)
         storages = [self._key_storage, self._value_storage, self._position_storage]
         stored, stop = self._stored, self._stored + tokens
-        if self._shared or stop > self._key_storage.shape[2]:
+        if stop > self._key_storage.shape[2]:
             capacity = stored + max(tokens, self._growth)
             storages = [_grow_storage(storage, stored, capacity) for storage in storages]
             storages[2][:, :, stored:] = EMPTY  # until `attend` brings them
-            self._shared = False
         if not torch.is_inference_mode_enabled():  # what was made in it cannot be written outside
             storages = [part.clone() if part.is_inference() else part for part in storages]
         keys, values, positions = storages
@@ -276,10 +263,8 @@ class EvictingLayer(DynamicLayer):
         self.keys, self.values = self._key_storage, self._value_storage
 
     def _take_entries(self, entries: Tensor) -> None:
-        # Of one entry all are views, copied when they are written.
-        self._shared = single = self.batch == 1
         parts = self._key_storage, self._value_storage, self._position_storage
-        taken = [p.expand(len(entries), *p.shape[1:]) if single else p[entries] for p in parts]
+        taken = [part[entries] for part in parts]
         self._key_storage, self._value_storage, self._position_storage = taken
         self._show()
 
