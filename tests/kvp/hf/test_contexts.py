@@ -32,62 +32,51 @@ def words(bundled):
     return bundled[1]
 
 
-N, QUESTION = 120, torch.tensor([[5, 9, 2, 33, 7]])
+N, QUESTION = 250, torch.tensor([[5, 9, 2, 33, 7]])
+FAMILIES = ("qwen2", "llama", "mistral", "olmo2", "phi3", "qwen3")
 
 
-def made(model, tokenizer, method="keydiff"):
+def made(model, tokenizer, method="keydiff", allocator=None):
     """An evicted cache, and the context that is made of it."""
     ids = torch.randint(0, 60, (1, N), generator=torch.Generator().manual_seed(1))
-    cache = prefill_and_evict(model, ids, make_scorer(method), 40)
-    facts = {"policy": "keydiff", "budget": "40"}
+    split = allocator and WholeBlocks(make_allocator(allocator), 32)
+    cache = prefill_and_evict(model, ids, make_scorer(method), 64, allocator=split)
+    facts = {"policy": "keydiff", "budget": "64"}
     return cache, context_of(cache, model, tokenizer, ids[0].tolist(), **facts)
 
 
-def test_logits_are_those_of_the_evicted_cache(family, build, words, tmp_path):
-    model = build(family)
-    cache, context = made(model, words)
-    positions = torch.arange(N, N + 5)[None]
+SPLIT = [("qwen2", name) for name in ("global", "ada", "pyramid", "shared")]
+
+
+@pytest.mark.parametrize(("family", "allocator"), [*((name, None) for name in FAMILIES), *SPLIT])
+def test_logits_are_those_of_the_evicted_cache(family, allocator, build, words, tmp_path):
+    """Of the context and of its file; heads keep whole blocks, and rows are those of its tokens."""
+    model, positions = build(family), torch.arange(N, N + 5)[None]
+    cache, context = made(model, words, allocator=allocator)
+    counts = [(layer.positions[0] < EMPTY).sum(1).tolist() for layer in cache.stored.values()]
+    assert context.facts.counts in (counts, None)
+    assert context.facts.nbytes == sum(part.nbytes for part in (*context.keys, *context.values))
     with torch.no_grad():
         expected = model(QUESTION, past_key_values=cache, position_ids=positions).logits
-    model.set_attn_implementation("eager")
+    if context.facts.counts is None:
+        model.set_attn_implementation("eager")
     for source in (context, context.write(tmp_path)):
         past = load_context(source, model)
-        assert past.get_seq_length() == 40
+        assert context.facts.kept == past.get_seq_length() == 64
         with torch.no_grad():
             found = model(QUESTION, past_key_values=past).logits
         assert float((found - expected).abs().max()) < 1e-4
 
 
-@pytest.mark.parametrize("allocator", ["global", "ada", "pyramid", "shared"])
-def test_heads_keep_other_numbers_of_whole_blocks(allocator, build, words, tmp_path):
-    """The logits of the evicted cache, and of the file; the rows are those of its tokens."""
-    model = build("qwen2")
-    ids = torch.randint(0, 60, (1, 400), generator=torch.Generator().manual_seed(1))
-    split = WholeBlocks(make_allocator(allocator), 32)
-    cache = prefill_and_evict(model, ids, make_scorer("keydiff"), 128, allocator=split)
-    facts = {"policy": "keydiff", "budget": "128"}
-    context = context_of(cache, model, words, ids[0].tolist(), **facts)
-    counts = [(layer.positions[0] < EMPTY).sum(1).tolist() for layer in cache.stored.values()]
-    assert context.facts.counts in (counts, None)
-    assert context.facts.kept == 128
-    assert context.facts.nbytes == sum(part.nbytes for part in (*context.keys, *context.values))
-    with torch.no_grad():
-        places = torch.arange(400, 405)[None]
-        expected = model(QUESTION, past_key_values=cache, position_ids=places).logits
-        for source in (context, context.write(tmp_path)):
-            past = load_context(source, model)
-            assert past.get_seq_length() == 128
-            found = model(QUESTION, past_key_values=past).logits
-            assert float((found - expected).abs().max()) < 1e-4
-
-
-def test_a_context_with_an_allocator_answers(nano, words):
+@pytest.mark.parametrize("allocator", [None, "global"])
+def test_a_context_answers(allocator, nano, words):
+    """`generate` feeds the question alone."""
     grass = 14 * "The grass is green. The sky is blue. The sun is yellow. Here we go. "
     text = grass + "One of the special magic numbers for lazy-cat is: 4821973. " + grass
-    policy, split = load_policy("nano"), make_allocator("global")
-    context = compress(nano, words, text, policy, "12.5%", allocator=split)
-    counts = {count for layer in context.facts.counts for count in layer}
-    assert len(counts) > 2
+    split = allocator and make_allocator(allocator)
+    context = compress(nano, words, text, load_policy("nano"), "12.5%", allocator=split)
+    counts = {count for layer in context.facts.counts or [[context.facts.kept]] for count in layer}
+    assert (len(counts) > 2) is bool(allocator)
     assert not any(count % 32 for count in counts)
     asked = (
         "What is the special magic number for lazy-cat? The special magic number for lazy-cat is"
@@ -97,15 +86,6 @@ def test_a_context_with_an_allocator_answers(nano, words):
     past = load_context(context, nano)
     answer = nano.generate(prompt, past_key_values=past, max_new_tokens=4, do_sample=False)
     assert "4821973" in words.decode(answer[0, -4:])
-
-
-def test_generate_feeds_the_question_alone(nano, words):
-    text = "One of the special magic numbers for lazy-cat is: 4821973. The grass is green. " * 4
-    context = compress(nano, words, text, make_scorer("streaming_llm"), "60%")
-    assert context.facts.kept % 32 == 0
-    prompt = torch.tensor([[*context.placeholders, 100, 101]])
-    answer = nano.generate(prompt, past_key_values=load_context(context, nano), max_new_tokens=3)
-    assert answer.shape[1] == context.facts.kept + 5
 
 
 def test_messages_are_the_beginning_of_a_conversation(nano, words):
@@ -125,7 +105,7 @@ def test_what_engines_cannot_hold_is_refused(nano, words, build):
     facts = {"policy": "snapkv", "budget": "40"}
     with pytest.raises(UsageError, match="heads keep other multiples of 32"):
         context_of(uneven, nano, words, ids[0].tolist(), **facts)
-    with pytest.raises(UsageError, match="has seen 120 tokens, not the 3"):
+    with pytest.raises(UsageError, match="has seen 250 tokens, not the 3"):
         context_of(uneven, nano, words, [1, 2, 3], **facts)
     with pytest.raises(UsageError, match="at least 32"):
         compress(nano, words, "Short.", make_scorer("knorm"))
@@ -193,7 +173,7 @@ def test_adapters_outside_of_the_model_are_refused(kind, qwen, words, prompt, fi
         with pytest.raises(ModelError, match=f"adapter .{kind}. is no part of its modules"):
             call()
     adapted._adapters_disabled = True
-    assert load_context(context, adapted).get_seq_length() == 40
+    assert load_context(context, adapted).get_seq_length() == 64
 
 
 def overflow(model):
@@ -221,7 +201,7 @@ def test_tensors_that_changed_are_checked_again(qwen, words, tmp_path):
     _, context = made(qwen, words)
     before = context.placeholders
     context.keys[0].mul_(2)
-    assert load_context(context.write(tmp_path), qwen).get_seq_length() == 40
+    assert load_context(context.write(tmp_path), qwen).get_seq_length() == 64
     context.keys[0].fill_(float("nan"))
     with pytest.raises(CacheError, match=r"gets no file of this context .*0.keys has NaN"):
         context.write(tmp_path)
