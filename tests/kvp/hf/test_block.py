@@ -25,7 +25,7 @@ from transformers.cache_utils import DynamicLayer
 
 from kvp import nano
 from kvp.errors import ModelError, UsageError
-from kvp.hf import EvictingCache, evicting, observe, prefill_and_evict
+from kvp.hf import evicting, observe, prefill_and_evict
 from kvp.hf.model_access import another_model, weights_digest
 from kvp.ranking import UNPROTECTED
 from kvp.scoring import Needs
@@ -138,20 +138,6 @@ def test_threads_keep_their_calls_apart(qwen, prompt, generate):
         assert stored(result) == 22 + 3
         assert result.past_key_values.recorder is None
         assert torch.equal(result.sequences, alone.sequences)
-
-
-def test_the_callers_own_empty_cache_is_filled(qwen, prompt, by_content, generate):
-    """A chat that keeps one cache object feeds only its new tokens."""
-    cache = DynamicCache()
-    ids = prompt(40)
-    with evicting(qwen, by_content(), 22):
-        first = generate(qwen, ids, 3, past_key_values=cache)
-        assert first.past_key_values is cache
-        assert isinstance(cache, EvictingCache)
-        assert (cache.get_seq_length(), stored(first)) == (42, 24)
-        turn = torch.cat([first.sequences, prompt(5)], dim=1)
-        second = generate(qwen, turn, 3, past_key_values=cache)
-    assert (cache.get_seq_length(), stored(second)) == (50, 24)
 
 
 def test_arguments_may_be_positional(qwen, prompt, fixed):

@@ -150,14 +150,6 @@ def test_an_answer_goes_on_within_the_budget_of_its_block(qwen, prompt, generate
     assert kept.tokens.max() <= 12 + 4
 
 
-def test_a_failed_prefill_leaves_other_caches_alone(qwen, prompt, generate):
-    with evicting(qwen, ByPosition(), 12, PROTECTION):
-        first = generate(qwen, prompt(40), 3)
-        with pytest.raises(IndexError):
-            generate(qwen, torch.full((1, 50), 9_999), 2)
-        generate(qwen, first.sequences, 4, past_key_values=first.past_key_values)
-
-
 def test_queries_before_padding_are_kept():
     recorder = QueryRecorder(2)
     mask = torch.tensor([True, False, False, True])[None, None, None]

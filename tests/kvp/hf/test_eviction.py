@@ -8,9 +8,8 @@ from transformers import DynamicCache
 import kvp
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, ScorerInputs, evicting, observe, prefill_and_evict
-from kvp.hf.cache_layers import EvictingLayer, RaggedLayer
 from kvp.hf.visibility import EMPTY
-from kvp.ranking import UNPROTECTED, Protection
+from kvp.ranking import Protection
 from kvp.scoring import Needs, Noise, Reconstruction
 from policies import make_allocator
 
@@ -241,16 +240,6 @@ def test_a_percentage_never_keeps_fewer_than_the_protected_tokens(
     )
 
 
-def test_heads_of_one_token_and_layers_of_one_length(qwen, prompt, fixed, masked_greedy, generate):
-    """Layer 0 keeps all, layer 1 one token per head, layer 2 one head of each."""
-    ids, counts = prompt(30), torch.tensor([[29, 29], [1, 1], [29, 1]])
-    scorer = fixed(29)
-    cache = prefill_and_evict(qwen, ids[:, :-1], scorer, 15, UNPROTECTED, allocator=Given(counts))
-    assert [type(layer) for layer in cache.layers] == [EvictingLayer, EvictingLayer, RaggedLayer]
-    answer = generate(qwen, ids, 8, past_key_values=cache).sequences[0, 30:].tolist()
-    assert answer == masked_greedy(qwen, ids, 29, kept_by(scorer, counts, UNPROTECTED), 8)
-
-
 def test_an_allocator_runs_at_any_budget(qwen, prompt, fixed):
     """One that sizes the cache itself may keep less; one that keeps all changes nothing."""
     ids = prompt(30)
@@ -276,15 +265,6 @@ def test_sizes_of_a_scorer_reach_the_allocator(qwen, prompt, fixed):
     wanted = scorer.scores > 0.5
     wanted[..., :4] = wanted[..., -16:] = True
     assert torch.equal(sizes, wanted.sum(-1))  # protected tokens come on top of those it wants
-
-
-def test_layers_may_share_scores(qwen, prompt, fixed):
-    scorer = fixed(30)
-    scorer.needs = Needs(layer_group=2)
-    cache = prefill_and_evict(qwen, prompt(30), scorer, 22)
-    assert scorer.calls == 2
-    kept = [positions(layer) for layer in cache.layers]
-    assert kept[0] == kept[1] != kept[2]
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from packaging.version import Version
 from torch import Tensor
 from transformers import DynamicCache
 
-from kvp import evicting, prefill_and_evict
+from kvp import prefill_and_evict
 from kvp.errors import ModelError, UsageError
 from kvp.hf import EvictingCache, geometry_of, observe
 from kvp.hf.attention import kvp_attention_set
 from kvp.hf.model_access import attention_modules, check_model, rope_of
 from kvp.hf.model_config import attention_window, layer_kinds
-from kvp.ranking import Protection
+from kvp.ranking import UNPROTECTED
 from kvp.scoring import Needs
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
@@ -307,31 +307,6 @@ def _assert_same(found, expected):
         assert found == expected
 
 
-@pytest.mark.parametrize("family", HYBRID)
-def test_generate_evicts_from_the_layers_that_see_everything(family, prompt, generate, left_padded):
-    """Greedy answers of a left-padded batch are those of its prompts alone, and other layers go on.
-
-    Every method sees the model's layer index.
-    """
-    model, scorer = build(family), Drawn()
-    long, short = prompt(30), prompt(24, seed=5)
-    padded, mask = left_padded([long[0], short[0]])
-    with evicting(model, scorer, 10, Protection(sinks=1, recents=2)):
-        single = [generate(model, ids, 12) for ids in (long, short)]
-        both = generate(model, padded, 12, attention_mask=mask)
-    assert scorer.layers[:2] == [1, 3]
-    for row, alone in enumerate(single):
-        cache = alone.past_key_values
-        assert [layer.keys.shape[2] for layer in cache.stored.values()] == [10 + 11] * 2
-        answer = alone.sequences[0, -12:].tolist()
-        assert both.sequences[row, -12:].tolist() == answer
-    stock = DynamicCache(config=model.config)
-    others = single[0].past_key_values.others
-    assert {index: type(layer) for index, layer in others.items()} == {
-        index: type(stock.layers[index]) for index in others
-    }
-
-
 SUPPORTED = [name for name, line in table().items() if line.startswith(("supported", "partly"))]
 QUICK = ("Llama", "Llama 4", "Gemma 3")
 
@@ -340,6 +315,7 @@ QUICK = ("Llama", "Llama 4", "Gemma 3")
     "family",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SUPPORTED],
 )
+@pytest.mark.usefixtures("uninitialised_memory_is_nan")
 def test_what_serving_combines(family, prompt, by_content, combined):
     """`every`, forks, files and padding; questions of one length where other layers are.
 
@@ -364,8 +340,10 @@ def test_the_last_token_fed_again_finds_other_layers_as_before_it(family, prompt
     """A window that has moved on, or a recurrent state, cannot be rolled back; it is kept."""
     model, ids = build(family), prompt(CACHED + FED)
     model.set_attn_implementation("kvp")
-    budget, protection = CACHED, Protection(sinks=0, recents=0)
-    cache = prefill_and_evict(model, ids[:, : CACHED + 1], Drawn(), budget, protection, fed_again=1)
+    fed, scorer = ids[:, : CACHED + 1], Drawn()
+    prefill_and_evict(model, fed, scorer, 9, UNPROTECTED)
+    assert scorer.layers == [1, 3]  # as methods see them
+    cache = prefill_and_evict(model, fed, scorer, CACHED, UNPROTECTED, fed_again=1)
     logits = continued(model, cache, ids[:, CACHED:], (FED,))
     with torch.no_grad():
         expected = model(ids, use_cache=False).logits[:, CACHED:]

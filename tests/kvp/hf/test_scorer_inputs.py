@@ -6,7 +6,7 @@ import torch
 from transformers import DynamicCache
 
 from kvp.errors import ModelError, UsageError
-from kvp.hf import Prefill, ScorerInputs, load_model, observe
+from kvp.hf import ScorerInputs, load_model, observe
 from kvp.hf.model_access import rope_of
 from kvp.hf.scorer_inputs import noise_input, reconstruction_inputs, turn_change
 from kvp.scoring import Needs, Noise, Reconstruction
@@ -15,10 +15,6 @@ from kvp.scoring import Needs, Noise, Reconstruction
 @pytest.fixture
 def tokenizer(letters):
     return letters(chat=True)
-
-
-def _prefill(seen, inputs=None):
-    return Prefill(keys=seen.keys, values=seen.values, queries=seen.queries, inputs=inputs)
 
 
 def _inputs(model, ids, tokenizer, **options):
@@ -179,8 +175,6 @@ def seen(qwen, prompt):
 
 
 def test_what_is_missing_is_said_in_one_line(qwen, prompt, seen, tokenizer, one_line):
-    with pytest.raises(ValueError, match="set inputs"):
-        next(iter(_prefill(seen).views(Needs(reconstruction=Reconstruction()), 7)))
     bare = ScorerInputs(qwen, prompt(12), seen.keys, seen.values)
     for needs in (Needs(reconstruction=Reconstruction()), Needs(text=3)):
         with one_line(UsageError, match="needs the tokenizer: pass tokenizer="):

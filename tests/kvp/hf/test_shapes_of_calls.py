@@ -179,6 +179,7 @@ def test_tokens_fed_outside_of_the_block_are_not_known(qwen, prompt, block):
     cache, ids = DynamicCache(), prompt(FIRST)
     with block():
         first = answer(qwen, input_ids=ids, past_key_values=cache)
+    assert first.past_key_values is cache
     ids = torch.cat([first.sequences[:, :SEEN], prompt(62, seed=5)], dim=1)
     qwen(ids[:, SEEN : SEEN + 3], past_key_values=cache)
     with block(), pytest.raises(UsageError, match=r"seen 45 tokens, .* is not known to begin"):

@@ -335,13 +335,6 @@ def test_rows_that_differ_are_named(qwen, prompt, fixed, generate, uneven, ragge
         assert generate(qwen, ids, 2, past_key_values=cache).sequences.shape[0] == held
 
 
-def test_an_empty_prompt_is_one_line(qwen, prompt, fixed):
-    with evicting(qwen, fixed(TOKENS), BUDGET):
-        for empty in (prompt(4)[:, :0], prompt(4, batch=2)[:, :0]):
-            with pytest.raises(UsageError, match="this one is empty"):
-                qwen(empty, past_key_values=DynamicCache())
-
-
 def test_training_mode_is_refused_at_the_call(qwen, prompt, fixed, generate):
     new = hasattr(qwen, "activation_checkpointing_enable")  # from transformers 5.23 on
     name = "activation_checkpointing" if new else "gradient_checkpointing"
