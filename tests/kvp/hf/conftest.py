@@ -8,21 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from kvp.hf.visibility import EMPTY
 from kvp.scoring import Needs
@@ -42,13 +29,9 @@ SIZES = {
 }
 
 FAMILIES = {
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
-    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**SIZES)),
-    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)),
-}
+    "qwen2": {}, "llama": {}, "mistral": {"sliding_window": None}, "olmo2": {}, "phi3": {},
+    "qwen3": {"head_dim": 16},
+}  # fmt: skip
 
 
 @pytest.fixture(params=sorted(FAMILIES))
@@ -61,11 +44,13 @@ def family(request):
 def build():
     """Build a frozen model of a family with kvp's attention; the same weights every time."""
 
-    def make(family):
+    def make(family, **more):
         import kvp.hf  # noqa: F401  (registers the attention)
 
+        config_class = getattr(transformers, f"{family.title()}Config")
+        model_class = getattr(transformers, f"{family.title()}ForCausalLM")
         torch.manual_seed(7)
-        model = FAMILIES[family]()
+        model = model_class(config_class(**SIZES, **FAMILIES[family], **more))
         model.requires_grad_(False).train(False)
         model.set_attn_implementation("kvp")
         return model
@@ -134,26 +119,6 @@ def generate():
     return run
 
 
-@pytest.fixture
-def watched():
-    """A context that lists, of every forward pass in it, tokens fed per row and their positions."""
-
-    @contextmanager
-    def watching(model):
-        calls = []
-
-        def note(module, args, kwargs):
-            calls.append((kwargs["input_ids"].shape[1], kwargs["position_ids"].tolist()))
-
-        handle = model.register_forward_pre_hook(note, with_kwargs=True)
-        try:
-            yield calls
-        finally:
-            handle.remove()
-
-    return watching
-
-
 def attention_of(model, layer):
     """The attention module of a layer, without kvp."""
     projections = ("q_proj", "qkv_proj", "query_key_value", "c_attn", "query")
@@ -214,21 +179,6 @@ def masked_logits(masks_set):
                 allowed[layer][head, boundary:, dropped] = False
         with masks_set(model, allowed), torch.no_grad():
             return model(input_ids=ids, use_cache=False).logits
-
-    return run
-
-
-@pytest.fixture
-def masked_greedy(masked_logits):
-    """Greedy continuation under `masked_logits`, one full forward pass per token."""
-
-    def run(model, ids, boundary, kept, steps):
-        tokens = []
-        for _ in range(steps):
-            logits = masked_logits(model, ids, boundary, kept)
-            tokens.append(int(logits[0, -1].argmax()))
-            ids = torch.cat([ids, torch.tensor([[tokens[-1]]])], dim=1)
-        return tokens
 
     return run
 
@@ -486,14 +436,10 @@ def fixed():
 
 
 @pytest.fixture
-def longrope():
+def longrope(build):
     """Phi-3 with other RoPE frequencies past 48 tokens."""
-    torch.manual_seed(7)
     rope = {
         "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4,
         "long_factor": [3.0] * 4, "original_max_position_embeddings": 48, "factor": 4.0,
     }  # fmt: skip
-    config = Phi3Config(**SIZES, original_max_position_embeddings=48, rope_parameters=rope)
-    model = Phi3ForCausalLM(config).train(False).requires_grad_(False)
-    model.set_attn_implementation("kvp")
-    return model
+    return build("phi3", original_max_position_embeddings=48, rope_parameters=rope)

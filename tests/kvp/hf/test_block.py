@@ -423,12 +423,15 @@ def test_arguments_that_cannot_work(qwen, prompt, fixed, attempt, message, one_l
 
 
 class Own:
-    """A method, or an allocator, that does this with what it is given."""
+    """A method and an allocator, one part of which does something of its own."""
 
     name, needs = "own", Needs(queries=1)
 
-    def __init__(self, make):
-        self.score = self.pooled = self.sizes = make
+    def __init__(self, part, make):
+        setattr(self, part, make)
+
+    def score(self, view):
+        return torch.zeros(view.keys.shape[:3])
 
     def allocate(self, request):
         return torch.full(request.scores.shape[:2], request.budget)
@@ -439,41 +442,21 @@ def in_place(part):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("part", "make", "message"),
     [
-        (lambda view: torch.full(view.keys.shape[:3], torch.nan), "returned .* without NaN"),
-        (lambda view: view.keys[..., 0].to("meta"), "failed .RuntimeError: .* meta tensors"),
-        (in_place("keys"), "writes to its view"),
-        (in_place("values"), "writes to its view"),
-        (in_place("queries"), "writes to its view"),
+        ("score", lambda view: view.keys[..., 0] * torch.nan, "method own returned .* without NaN"),
+        ("score", lambda view: view.keys[..., 0].to("meta"), "own failed .Runtime.* meta tensors"),
+        *(("score", in_place(part), "own writes to") for part in ("keys", "values", "queries")),
+        ("pooled", lambda scores: scores * torch.nan, "own pooled scores .* without NaN"),
+        ("pooled", lambda scores: None, "allocator own failed .AttributeError: 'NoneType'"),
+        ("sizes", lambda scores: {}["size"], r"sizes failed \(KeyError: 'size'; test_block"),
     ],
-    ids=["nan", "meta", "keys", "values", "queries"],
+    ids=["nan", "meta", "keys", "values", "queries", "pooled nan", "nothing", "sizes"],
 )
-def test_scores_of_a_method_of_ones_own(qwen, prompt, make, message, one_line):
-    with one_line(UsageError, match=f"method own {message}"):
-        prefill_and_evict(qwen, prompt(30), Own(make), 22)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda scores: scores * torch.nan, "pooled scores .* without NaN"),
-        (lambda scores: None, "failed .AttributeError: 'NoneType'"),
-    ],
-    ids=["nan", "nothing"],
-)
-def test_scores_of_an_allocator_of_ones_own(qwen, prompt, fixed, make, message, one_line):
-    with one_line(UsageError, match=f"allocator own {message}"):
-        prefill_and_evict(qwen, prompt(30), fixed(30), 22, allocator=Own(make))
-
-
-def test_sizes_that_fail_are_one_line(qwen, prompt):
-    scorer = Own(lambda scores: {}["size"])
-    scorer.score = lambda view: torch.zeros(view.keys.shape[:3])
-    allocator = Own(None)
-    del allocator.pooled  # one that splits the scores as they are
-    with pytest.raises(UsageError, match=r"method's sizes failed \(KeyError: 'size'; test_block"):
-        prefill_and_evict(qwen, prompt(30), scorer, 22, allocator=allocator)
+def test_parts_of_ones_own_that_fail(qwen, prompt, part, make, message, one_line):
+    own = Own(part, make)
+    with one_line(UsageError, match=message):
+        prefill_and_evict(qwen, prompt(30), own, 22, allocator=own)
 
 
 def test_what_is_refused_inside_a_block(qwen, prompt, fixed):

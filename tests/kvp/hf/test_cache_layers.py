@@ -145,63 +145,6 @@ def test_positions_of_what_is_stored(qwen, prompt):
     assert (cache.get_seq_length(), cache.nbytes, cache.evicted) == (0, 0, False)
 
 
-def test_entries_can_be_reordered_repeated_and_chosen(qwen, prompt):
-    sets = uneven_sets(3, 20)
-    first, then = prompt(2, seed=8).expand(3, -1), prompt(1, seed=9)
-    plain = shrunk(qwen, prompt(20), sets)
-    qwen(first, past_key_values=plain)
-    expected = qwen(then.expand(3, -1), past_key_values=plain).logits
-    for change, entries in (
-        (lambda c: c.reorder_cache(torch.tensor([2, 0, 0])), [2, 0, 0]),
-        (lambda c: c.batch_select_indices(torch.tensor([1])), [1]),
-        (lambda c: c.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
-    ):
-        changed = shrunk(qwen, prompt(20), sets)
-        qwen(first, past_key_values=changed)
-        change(changed)
-        assert len(changed.entry_nbytes) == len(entries)
-        logits = qwen(then.expand(len(entries), -1), past_key_values=changed).logits
-        assert (logits - expected[entries]).abs().max() <= 1e-5
-
-
-def stored(layer):
-    """(head, position) of every token of a single entry -> its key and value."""
-    keys, values = layer.slots
-    return {
-        (head, position): [*keys[0, head, slot].tolist(), *values[0, head, slot].tolist()]
-        for head, positions in enumerate(layer.positions[0].tolist())
-        for slot, position in enumerate(positions)
-        if position < EMPTY
-    }
-
-
-def test_a_shrunk_layer_can_be_shrunk_again(qwen, prompt):
-    """Slots of the flat part and of the tail, in one selection with gaps."""
-    ids = prompt(40)
-    cache = shrunk(qwen, ids[:, :20], uneven_sets(1, 20, full_layer=None))
-    qwen(ids[:, 20:30], past_key_values=cache)
-    generator = torch.Generator().manual_seed(1)
-    origins = set()
-    for index, layer in enumerate(cache.layers):
-        assert isinstance(layer, RaggedLayer)
-        chosen = torch.rand(layer.positions.shape, generator=generator).argsort(-1)[..., :9]
-        chosen[0, 1, 4:] = -1
-        kept = layer.positions.gather(2, chosen.clamp_min(0)).masked_fill(chosen < 0, EMPTY)
-        again = layer.select(chosen)
-        before = stored(layer)
-        assert stored(again) == {
-            (head, position): before[head, position]
-            for head, positions in enumerate(kept[0].tolist())
-            for position in positions
-            if position < EMPTY
-        }
-        origins |= {position >= 20 for _, position in stored(again)}
-        cache.layers[index] = again
-    assert origins == {True, False}
-    assert not qwen(ids[:, 30:], past_key_values=cache).logits.isnan().any()
-    assert cache.get_seq_length() == 40
-
-
 def test_selections_that_do_not_fit_are_refused(qwen, prompt):
     layer = shrunk(qwen, prompt(20), uneven_sets(1, 20, full_layer=None)).layers[0]
     with pytest.raises(ValueError, match="do not select"):

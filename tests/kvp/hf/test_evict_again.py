@@ -45,35 +45,25 @@ def means(row):
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-def test_answers_and_turns_equal_a_mask_and_never_hold_more(
+def test_pieces_answers_and_turns_equal_a_mask_and_never_hold_more(
     qwen, prompt, by_content, generate, assert_row_masked, noted, allocator
 ):
-    """`test_families.py` does so for other models, padded, forked and loaded."""
+    """`test_families.py` does so for other models, padded and forked, of prompts in one piece."""
     split = None if allocator is None else make_allocator(allocator)
     block = evicting(qwen, by_content(), 12, PROTECTION, allocator=split, every=5)
     with block, noted(qwen) as row:
-        first = generate(qwen, prompt(49), 33)
+        first = generate(qwen, prompt(49), 33, prefill_chunk_size=16)
         longer = torch.cat([first.sequences, prompt(30, seed=2)], dim=1)
         generate(qwen, longer, 4, past_key_values=first.past_key_values)
-    assert list(map(len, row.fed)) == [49, *[1] * 32, 31, *[1] * 3]
+    assert list(map(len, row.fed)) == [16, 16, 16, 1, *[1] * 32, 31, *[1] * 3]
     assert_row_masked(qwen, row, 1e-4)
     held = means(row)
-    assert held[0] == 12
-    assert held[5:33:5] == [12] * 6  # every fifth token
+    assert held[:4] == [12] * 4
+    assert held[8:36:5] == [12] * 6  # every fifth token
     assert max(held) == 16
-    assert held[33] == 12
+    assert held[36] == 12
     for heads in (heads for layers in row.held[1:] for heads in layers.values()):
         assert all(head[:2] == [0, 1] for head in heads)
-
-
-def test_pieces_of_transformers_equal_a_mask(
-    qwen, prompt, by_content, generate, assert_row_masked, noted
-):
-    with evicting(qwen, by_content(), 12, PROTECTION), noted(qwen) as row:
-        generate(qwen, prompt(49), 4, prefill_chunk_size=16)
-    assert list(map(len, row.fed)) == [16, 16, 16, 1, 1, 1, 1]
-    assert_row_masked(qwen, row, 1e-4)
-    assert means(row)[:4] == [12] * 4
 
 
 def test_heads_that_share_tokens_go_on_sharing_them(

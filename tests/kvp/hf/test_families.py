@@ -350,16 +350,25 @@ def test_the_last_token_fed_again_finds_other_layers_as_before_it(family, prompt
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_recorded_queries_carry_the_scale_of_the_model(prompt):
-    """q . k / sqrt(D) are the logits of a model that scales by another number."""
-    model, ids = build("Granite"), prompt(12)
+RECORDED = ("Granite", "Llama", "OLMo 2", "Phi-3 and 4 without a window", "Qwen 3")
+
+
+@pytest.mark.parametrize("family", RECORDED)
+def test_recorded_tensors_are_what_attention_used(family, prompt):
+    """q . k / sqrt(D) are the logits, also where a model scales by another number (Granite)."""
+    model, ids = build(family), prompt(18, batch=2)
     model.set_attn_implementation("eager")
+    stock = DynamicCache(config=model.config)
     with torch.no_grad():
-        attentions = model(ids, output_attentions=True).attentions
+        attentions = model(ids, past_key_values=stock, output_attentions=True).attentions
     seen = observe(model, ids)
-    for queries, keys, expected in zip(seen.queries, seen.keys, attentions, strict=True):
-        logits = queries @ keys.repeat_interleave(2, dim=1).mT * keys.shape[-1] ** -0.5
-        causal = torch.ones(12, 12).tril().bool()
+    causal = torch.ones(18, 18).tril().bool()
+    for layer, expected in enumerate(attentions):
+        keys, values = seen.keys[layer], seen.values[layer]
+        torch.testing.assert_close(keys, stock.layers[layer].keys, atol=1e-5, rtol=0)
+        torch.testing.assert_close(values, stock.layers[layer].values, atol=1e-5, rtol=0)
+        wide = keys.repeat_interleave(2, dim=1)
+        logits = seen.queries[layer] @ wide.mT * keys.shape[-1] ** -0.5
         found = logits.masked_fill(~causal, -torch.inf).softmax(-1)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 

@@ -114,29 +114,20 @@ def test_noise_is_the_plain_models_attention(model, prompt, tokenizer, attention
 
 def test_model_and_cache_stay_as_they_were(model, prompt, tokenizer):
     model.set_attn_implementation("sdpa")
-    ids = prompt(31)
+    ids, more = prompt(31), prompt(5, seed=8)
     seen, twin = observe(model, ids), observe(model, ids)
-    before = [
-        (keys.clone(), values.clone()) for keys, values in zip(seen.keys, seen.values, strict=True)
-    ]
     scorer_inputs = ScorerInputs(model, ids, seen.keys, seen.values, tokenizer=tokenizer)
     scorer_inputs.reconstruction(Reconstruction(chunk=9, weighted=True))
     scorer_inputs.noise(Noise())
     _ = scorer_inputs.rope
     assert model.config._attn_implementation == "sdpa"
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
-    assert seen.cache.get_seq_length() == 31
-    assert seen.cache.nbytes == twin.cache.nbytes
-    for layer, (keys, values) in enumerate(before):
-        assert torch.equal(seen.cache.layers[layer].keys, keys)
-        assert torch.equal(seen.cache.layers[layer].values, values)
-    after = observe(model, prompt(5, seed=8), cache=seen.cache).values[-1]
-    assert torch.equal(after, observe(model, prompt(5, seed=8), cache=twin.cache).values[-1])
-    late = scorer_inputs.reconstruction(
-        Reconstruction()
-    )  # the cache has grown, the supply's tokens have not
-    assert late[0].shape == (1, 2, 31)
-    assert torch.equal(late[0], _inputs(model, ids, tokenizer).reconstruction(Reconstruction())[0])
+    after, expected = (observe(model, more, cache=one.cache) for one in (seen, twin))
+    for name in ("keys", "values", "queries"):
+        assert all(map(torch.equal, getattr(after, name), getattr(expected, name)))
+    spec = Reconstruction()  # the cache has grown, the tokens of the inputs have not
+    late, fresh = scorer_inputs.reconstruction(spec), _inputs(model, ids, tokenizer)
+    assert torch.equal(late[0], fresh.reconstruction(spec)[0])
 
 
 def test_sequences_of_a_batch_are_each_alone(qwen, prompt, tokenizer):

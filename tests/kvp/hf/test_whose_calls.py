@@ -5,7 +5,7 @@ import gc
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, nullcontext, redirect_stdout
 from contextvars import copy_context
 from copy import deepcopy
 from io import StringIO
@@ -316,21 +316,17 @@ def test_rows_that_differ_are_named(qwen, prompt, fixed, generate, uneven, ragge
     allocator = uneven() if ragged else None
     with evicting(qwen, fixed(TOKENS), BUDGET, allocator=allocator):
         first = generate(qwen, prompt(TOKENS), 2)
-    for rows, options in (
-        (3, {"num_return_sequences": 3, "do_sample": True}),
-        (4, {"num_beams": 4}),
-        (1, {}),
+    for rows, held, options in (
+        (3, 1, {"num_return_sequences": 3, "do_sample": True}),
+        (4, 1, {"num_beams": 4}),
+        (1, 3, {}),
     ):
-        cache = first.past_key_values.fork(3 if rows == 1 else 1)
+        cache = first.past_key_values.fork(held)
         ids = torch.cat([first.sequences, prompt(3)], dim=1)
-        held = 3 if rows == 1 else 1
-        for block in (False, True):
-            with ExitStack() as stack:
-                if block:
-                    stack.enter_context(evicting(qwen, fixed(TOKENS + 5), BUDGET))
-                match = f"prompt has {rows} rows .*past_key_values has {held}"
-                with pytest.raises(UsageError, match=match):
-                    generate(qwen, ids, 2, past_key_values=cache, **options)
+        for block in (nullcontext(), evicting(qwen, fixed(TOKENS + 5), BUDGET)):
+            match = f"prompt has {rows} rows .*past_key_values has {held}"
+            with block, pytest.raises(UsageError, match=match):
+                generate(qwen, ids, 2, past_key_values=cache, **options)
         ids = ids.expand(held, -1)
         assert generate(qwen, ids, 2, past_key_values=cache).sequences.shape[0] == held
 

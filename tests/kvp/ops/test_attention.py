@@ -1,17 +1,17 @@
 """Operators of grouped queries against loops and full matrices in float64 NumPy."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvp.ops.attention import column_sums, group_products, reconstruction_attention
-from kvp.rope import Rope
-from kvp.scoring import HiddenStates, View
-from policies.registry import make_scorer
+from kvp.ops.attention import (
+    column_sums,
+    group_products,
+    recent_attention,
+    reconstruction_attention,
+)
 
 
 @pytest.mark.parametrize("group", [1, 2, 7])
@@ -118,25 +118,5 @@ def test_operators_hold_no_keys_per_group():
         return reconstruction_attention(few, keys, keys[..., :2, :], scaling=1.0)
 
     assert largest_result(replayed) <= keys.numel()
-
-
-@pytest.mark.parametrize(
-    "spec", ["tova", "snapkv(window=2)", "windowkv(observed=2)", "gvote(future=9)"]
-)
-def test_scorers_hold_no_keys_per_group(spec):
-    scorer = make_scorer(spec)
-    keys = drawn(BATCH, HEADS, TOKENS, WIDTH)
-    queries = drawn(BATCH, HEADS * GROUP, TOKENS, WIDTH)
-    view = View(
-        layer=0, keys=keys, values=keys, budget=8,
-        positions=torch.arange(TOKENS).expand(BATCH, TOKENS),
-        queries=queries[:, :, TOKENS - scorer.needs.queries :],
-    )  # fmt: skip
-    if scorer.needs.rope:
-        states = HiddenStates(
-            mean=drawn(BATCH, 3), variance=drawn(BATCH, 3).abs(),
-            project=lambda hidden: queries[:, :, : hidden.shape[1]],
-        )  # fmt: skip
-        rope = Rope(frequencies=100.0 ** (-torch.arange(WIDTH // 2) / (WIDTH // 2)))
-        view = replace(view, rope=rope, hidden=states)
-    assert largest_result(lambda: scorer.score(view)) <= keys.numel()
+    last = few.flatten(1, 2)
+    assert largest_result(lambda: recent_attention(last, keys, 2)) <= keys.numel()
