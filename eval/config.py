@@ -42,7 +42,7 @@ TUNED = "tuned"
 IDENTITY_FIELDS = (
     "model", "revision", "length", "split", "essays", "squad", "hotpotqa", "chat", "text",
     "data", "metric", "tree_paths", "measure", "depths",
-    "lengths", "continuation_tokens", "seed", "dtype", "attention", "sinks",
+    "lengths", "continuation_tokens", "seed", "dtype", "sinks",
     "recents", "max_new_tokens", "chat_template",
 )  # fmt: skip
 """Settings that decide what a record means: a results folder keeps them for life. All others may
@@ -186,9 +186,6 @@ class EvalConfig(
     budgets: str = "6%,9%,12.5%,19%,25%,37.5%,50%"
     """Tokens kept per KV head on average, comma separated, protected ones included; `%` is of the
     tokens in the cache."""
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    """What computes attention: torch's fused kernels, or products and softmax one by one as
-    transformers' eager does. Heads that keep different numbers of tokens have kvp's own."""
     protocols: str = "query_aware,query_agnostic"
     """Whether compression sees the question."""
     prompts: int = 100

@@ -236,9 +236,7 @@ def load_bench(
     torch.manual_seed(config.seed)
     if loaded is None:
         phase("loading the model")
-        model, tokenizer = model_of(
-            config, device_of_rank(config.device, config.worker), config.attention
-        )
+        model, tokenizer = model_of(config, device_of_rank(config.device, config.worker))
     else:
         model, tokenizer = loaded.model, tokenizer_of(config, loaded.tokenizer)
     check_inputs(model, [method.scorer for method in methods if method.scorer])
@@ -390,7 +388,7 @@ def run_from_python(
     return ResultsFrame.read(config.out)
 
 
-OF_THE_MODEL = ("dtype", "device", "attention", "revision")
+OF_THE_MODEL = ("dtype", "device", "revision")
 """Settings that a loaded model has already."""
 
 
@@ -412,13 +410,8 @@ def describe_settings(config: EvalConfig, model: PreTrainedModel) -> EvalConfig:
     dtype: Any = str(model.dtype).removeprefix("torch.")
     if dtype not in (known := get_args(DtypeName)):
         raise UsageError(f"model= computes in {dtype}: load it in one of {', '.join(known)}")
-    kind = str(model.config._attn_implementation)
     return replace(
-        config,
-        model=name_of(model) or type(model).__name__,
-        dtype=dtype,
-        device=str(model.device),
-        attention="eager" if "eager" in kind else "sdpa",
+        config, model=name_of(model) or type(model).__name__, dtype=dtype, device=str(model.device)
     )
 
 

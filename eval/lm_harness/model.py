@@ -247,7 +247,6 @@ def load(
     device: str | None = None,
     dtype: str = "auto",
     revision: str | None = None,
-    attention: str = "sdpa",
 ) -> tuple[str | None, PreTrainedModel, PreTrainedTokenizerBase]:
     """Hub id (None: it is none), model and tokenizer.
 
@@ -269,7 +268,6 @@ def load(
         device=_device(device),
         dtype=str(dtype).removeprefix("torch."),
         revision=revision,
-        attention=attention,
     )
     return None if local_folder(pretrained) else pretrained, model, tokenizer or own
 

@@ -2,8 +2,8 @@
 
 With ordinary caches, or none, it is transformers' own sdpa attention. An `EvictingCache` hands over
 a `StoredKeys` instead of tensors, and the layer that holds the stored slots decides which of them a
-query sees: those whose position is not after the query's own. Importing this module registers two
-names and changes nothing else. Models whose logits are capped (Gemma 2) or that add a sink to the
+query sees: those whose position is not after the query's own. Importing this module registers the
+name and changes nothing else. Models whose logits are capped (Gemma 2) or that add a sink to the
 softmax (GPT-OSS) get both, computed as their own eager attention does. Left out: attention biases,
 paged caches.
 """
@@ -32,9 +32,6 @@ from kvp.scoring import ALL_QUERIES
 
 ATTENTION = "kvp"
 """Name of the attention implementation: `model.set_attn_implementation(ATTENTION)`."""
-ATTENTIONS: Mapping[str, str] = {"sdpa": ATTENTION, "eager": "kvp_eager"}
-"""How products are computed -> name of the implementation: by torch's fused kernels, or softmax and
-products one after the other, as transformers' `eager` does."""
 
 
 _WORKING_LOGITS = 2**28
@@ -152,9 +149,8 @@ def kvp_attention(
     return attended, None
 
 
-for _name in ATTENTIONS.values():
-    AttentionInterface.register(_name, kvp_attention)
-    AttentionMaskInterface.register(_name, sdpa_mask)
+AttentionInterface.register(ATTENTION, kvp_attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 def query_unit(width: int, scaling: float | None) -> float:
@@ -166,11 +162,9 @@ def query_unit(width: int, scaling: float | None) -> float:
     return 1.0 if math.isclose(unit, 1.0, rel_tol=1e-6) else unit
 
 
-def _is_fused(module: nn.Module, options: Mapping[str, Any]) -> bool:
-    """Whether torch's kernels compute the products: neither loaded as eager, nor capped or sunk."""
-    config = getattr(module, "config", None)
-    eager = getattr(config, "_attn_implementation", None) == ATTENTIONS["eager"]
-    return not eager and options.get("softcap") is None and options.get("s_aux") is None
+def _is_fused(options: Mapping[str, Any]) -> bool:
+    """Whether torch's kernels compute the products: they neither cap logits nor add a sink."""
+    return options.get("softcap") is None and options.get("s_aux") is None
 
 
 def plain_attention(
@@ -186,7 +180,7 @@ def plain_attention(
     `mask` is a bool [B, 1, T, S], or None for causal attention of S tokens (of one: to all);
     `options` as `AttendingLayer.attend`.
     """
-    if _is_fused(module, options):
+    if _is_fused(options):
         attended, _ = sdpa_attention_forward(module, query, keys, values, mask, **options)
         return attended
     tokens = query.shape[2]
@@ -196,12 +190,7 @@ def plain_attention(
 
 
 def grouped_attention(
-    module: nn.Module,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    visible: Tensor | None,
-    options: Mapping[str, Any],
+    query: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, options: Mapping[str, Any]
 ) -> Tensor:
     """Attention with one mask per KV head, without copying keys once per query head.
 
@@ -209,7 +198,7 @@ def grouped_attention(
     keys and values [B, H, S, D], visible [B, H or 1, T or 1, S] bool (None: all) -> [B, T, Q, D].
     A query that sees no slot gets zeros. `options` as `AttendingLayer.attend`.
     """
-    if not _is_fused(module, options):
+    if not _is_fused(options):
         return _eager_attention(query, keys, values, visible, options)
     batch, query_heads, tokens, head_dim = query.shape
     kv_heads, slots = keys.shape[1], keys.shape[2]
@@ -297,13 +286,9 @@ def share_change(
 
 @share_change
 def kvp_attention_set(model: PreTrainedModel) -> Undo:
-    """Set kvp's attention on `model`; the former one is back after the last open block.
-
-    A model that computes eagerly goes on to; for any other kind (sdpa, flash_attention_2,
-    flex_attention, ...) it is torch's fused kernels, as with sdpa.
-    """
+    """Set kvp's attention on `model`; the former one is back after the last open block."""
     before = model.config._attn_implementation
-    if before in ATTENTIONS.values():
+    if before == ATTENTION:
         return str
-    model.set_attn_implementation(ATTENTIONS.get(before, ATTENTION))
+    model.set_attn_implementation(ATTENTION)
     return partial(model.set_attn_implementation, before)

@@ -255,7 +255,7 @@ class EvictingLayer(DynamicLayer):
         if not self.evicted:
             return plain_attention(module, query, self.keys, self.values, mask, options)
         visible = self._visible_slots(query.shape[2], options)
-        return grouped_attention(module, query, self.keys, self.values, visible, options)
+        return grouped_attention(query, self.keys, self.values, visible, options)
 
     def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         parts = (tensors[part] for part in _PARTS)

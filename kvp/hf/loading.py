@@ -29,7 +29,7 @@ from transformers.utils import logging
 from kvp.artifacts.files import foreign
 from kvp.artifacts.manifest import GGUF
 from kvp.errors import ModelError, UsageError, first_line
-from kvp.hf.attention import ATTENTIONS
+from kvp.hf.attention import ATTENTION
 from kvp.hf.model_access import check_model, check_weights
 from kvp.hf.model_config import check_config, geometry_of
 from kvp.hub import folder_meant
@@ -42,33 +42,24 @@ _Loaded = TypeVar("_Loaded")
 
 
 def load_model(
-    name: str,
-    *,
-    device: str = "cpu",
-    dtype: str = "float32",
-    revision: str | None = None,
-    attention: str = "sdpa",
+    name: str, *, device: str = "cpu", dtype: str = "float32", revision: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load model and tokenizer for inference: evaluation mode, frozen weights, kvp's attention.
 
     `name` is "nano", a folder, a GGUF file (whose weights are then held in `dtype`) or a hub id;
-    `dtype` float32, bfloat16 or float16; `attention` sdpa or eager
-    (`kvp.hf.attention.ATTENTIONS`). Raises ModelError (no such model, no tokenizer, weights that
-    are missing or not finite, a kind of attention kvp cannot evict from) and UsageError (dtype,
-    device, attention, a package that is not installed), one line each. A model that transformers
-    has loaded in another way (over several devices, say) is as good everywhere that takes a model.
+    `dtype` float32, bfloat16 or float16. Raises ModelError (no such model, no tokenizer, weights
+    that are missing or not finite, a kind of attention kvp cannot evict from) and UsageError
+    (dtype, device, a package that is not installed), one line each. A model that transformers has
+    loaded in another way (over several devices, say) is as good everywhere that takes a model.
     """
     target = torch_device(device)
     if dtype not in (names := get_args(DtypeName)):
         raise UsageError(f"--dtype {dtype} is not one of {', '.join(names)}")
-    if attention not in ATTENTIONS:
-        raise UsageError(f"--attention {attention} is not one of {', '.join(ATTENTIONS)}")
     weights: torch.dtype = getattr(torch, dtype)
     config = load_config(name, revision=revision)
     tokenizer = load_tokenizer(name, revision=revision)
     source, options = _source(name, revision)
-    options |= {"config": config, "dtype": weights}
-    options["attn_implementation"] = ATTENTIONS[attention]
+    options |= {"config": config, "dtype": weights, "attn_implementation": ATTENTION}
     model, report = _load(_load_quietly, name, "model weights", source, options)
     check_weights(model, name, missing=report["missing_keys"])
     if "gguf_file" in options:  # the weights are dequantised: an ordinary model, which can be saved
@@ -121,14 +112,11 @@ def tokenizer_of(
     return tokenizer
 
 
-def model_of(
-    config: ModelConfig, device: str, attention: str = "sdpa"
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def model_of(config: ModelConfig, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model and the tokenizer that settings name; errors as `load_model`."""
     model, tokenizer = load_model(
-        config.model, device=device, dtype=config.dtype, revision=config.revision,
-        attention=attention,
-    )  # fmt: skip
+        config.model, device=device, dtype=config.dtype, revision=config.revision
+    )
     return model, tokenizer_of(config, tokenizer)
 
 

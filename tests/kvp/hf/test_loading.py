@@ -82,10 +82,7 @@ def test_a_folder_is_loaded_without_the_network(folder, words, monkeypatch, capf
     assert torch.equal(model(ids).logits, stock(ids).logits)
 
 
-def test_attention_is_chosen_by_name_and_settings_are_checked(folder):
-    model, _ = load_model(str(folder), attention="eager")
-    assert model.config._attn_implementation == "kvp_eager"
-    assert "--attention flash is not one of sdpa, eager" in refusal(str(folder), attention="flash")
+def test_settings_are_checked(folder):
     assert "--dtype int8" in refusal(str(folder), dtype="int8")
     assert "--device abacus" in refusal(str(folder), device="abacus")
     assert "are offloaded" in refusal(str(folder), device="meta")  # it was moved there
