@@ -32,7 +32,7 @@ from kvp.errors import ModelError, UsageError
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import RaggedLayer
 from kvp.hf.eviction import prefill_and_evict
-from kvp.hf.model_access import check_mode, layer_devices, made_by, rope_of, tokenizer_digest
+from kvp.hf.model_access import attention_modules, check_mode, made_by, rope_of, tokenizer_digest
 from kvp.hf.model_config import FULL, attention_window, context_limit, geometry_of, layer_kinds
 from kvp.hf.prefill import unwrap_model
 from kvp.hf.visibility import EMPTY
@@ -140,7 +140,7 @@ def load_context(context: Context | str | Path, model: PreTrainedModel) -> Cache
     if not isinstance(context, Context):
         context = read_context(Path(context))
     context.facts.check(**_facts_of(inner))
-    devices = layer_devices(inner)
+    devices = [next(module.parameters()).device for module in attention_modules(inner)]
     if context.facts.counts is not None:
         return _uneven_cache(context, devices)
     cache = DynamicCache(config=inner.config)

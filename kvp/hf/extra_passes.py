@@ -43,10 +43,9 @@ class _LentCache(Cache):
         return stored, stored
 
 
-_WORKING_FLOATS = {"cpu": 2**21}
-"""Attention probabilities held at a time, by kind of device: what its cache holds (8 MiB)."""
-_MANY_FLOATS = 2**26
-"""The same for other devices, where few large steps are faster (256 MiB)."""
+_WORKING_FLOATS, _MANY_FLOATS = 2**21, 2**26
+"""Attention probabilities held at a time: what a CPU's cache holds (8 MiB); on other devices few
+large steps are faster (256 MiB)."""
 
 
 @torch.no_grad()
@@ -139,7 +138,7 @@ class _LentLayer(DynamicLayer):
             key_weights = projected_norms(module, values, query_heads // heads)  # [B, H, G, N]
             key_weights = nn.functional.pad(key_weights, (sinks, 0), value=1.0)
             query_weights = 1.0 / self.norms[:, None].expand(-1, heads, -1)
-        working = _WORKING_FLOATS.get(keys.device.type, _MANY_FLOATS)
+        working = _WORKING_FLOATS if keys.is_cpu else _MANY_FLOATS
         signal = reconstruction_attention(
             query.reshape(batch, heads, -1, tokens, width),  # [B, H, G, T, D]
             keys,

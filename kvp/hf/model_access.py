@@ -37,18 +37,6 @@ _ROTATES_QUERIES: WeakSet[PreTrainedModel] = WeakSet()
 """Models whose queries have been compared with their projected and rotated states."""
 
 
-def layer_devices(model: PreTrainedModel) -> list[torch.device]:
-    """The device of every layer of a model, also where accelerate spreads it."""
-    devices: dict[int, torch.device] = {}
-    for module in model.modules():
-        layer = getattr(module, "layer_idx", None)
-        if isinstance(layer, int):
-            weight = next(module.parameters(), None)
-            devices.setdefault(layer, model.device if weight is None else weight.device)
-    layers = len(layer_kinds(model.config))
-    return [devices.get(layer, model.device) for layer in range(layers)]
-
-
 def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
     """The attention module of every layer that tokens are evicted from, in order.
 
