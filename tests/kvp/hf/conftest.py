@@ -402,8 +402,10 @@ class Uneven:
 
     def __init__(self, by=1):
         self.by = by
+        self.requests = []
 
     def allocate(self, request):
+        self.requests.append(request)
         counts = torch.tensor([[request.budget - self.by, request.budget + self.by]])
         return counts.repeat(len(request.scores), 1)
 

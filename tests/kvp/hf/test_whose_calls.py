@@ -94,24 +94,6 @@ def test_a_block_is_for_the_context_that_entered_it(qwen, prompt, fixed, held, w
     assert not qwen._forward_pre_hooks | qwen.model._forward_pre_hooks
 
 
-def test_a_task_from_before_the_block_is_refused(qwen, fixed, held):
-    async def enter():
-        entered = asyncio.Event()
-
-        async def from_before():
-            await entered.wait()
-            return held()
-
-        task = asyncio.create_task(from_before())
-        with evicting(qwen, fixed(TOKENS), BUDGET):
-            entered.set()
-            with pytest.raises(UsageError, match="has not entered"):
-                await task
-            return await asyncio.gather(asyncio.to_thread(held), asyncio.to_thread(held))
-
-    assert asyncio.run(enter()) == [BUDGET] * 2
-
-
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_block_may_be_left_from_anywhere(qwen, fixed, held, build, prompt, generate, elsewhere):
     """Also before a block of another model that was entered later, and by a generator."""
