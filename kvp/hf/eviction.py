@@ -365,20 +365,18 @@ class EvictingBlock(AbstractContextManager[Kept]):
         `real` is as of `_Pass`. Raises UsageError where the positions given are others.
         """
         places = count_on(None, real)[:, seen:]  # [B, T]
-        columns = torch.arange(seen, real.shape[1], device=real.device)
-        for name, ours in (("position_ids", places), ("cache_position", columns)):
-            given = kwargs.get(name)
-            if isinstance(given, Tensor) and given.ndim == ours.ndim:
-                same = given.shape[-1] == ours.shape[-1]
-                if not same or bool(((given.to(ours.device) != ours) & real[:, seen:]).any()):
-                    raise UsageError(
-                        f"{name} are not those of the tokens that come after the {seen} seen: "
-                        f"leave {name} and prefill_chunk_size out"
-                    )
+        given = kwargs.get("position_ids")
+        if isinstance(given, Tensor) and given.ndim == places.ndim:
+            same = given.shape[-1] == places.shape[-1]
+            if not same or bool(((given.to(places.device) != places) & real[:, seen:]).any()):
+                raise UsageError(
+                    f"position_ids are not those of the tokens that come after the {seen} seen: "
+                    "leave position_ids and prefill_chunk_size out"
+                )
         padded = not bool(real.all())
         if "attention_mask" in self._names:
             kwargs["attention_mask"] = real.long() if padded else None
-        if padded and "position_ids" in self._names and kwargs.get("position_ids") is None:
+        if padded and "position_ids" in self._names and given is None:
             kwargs["position_ids"] = places
 
     def _cache_of_pass(self, call: Call, kwargs: dict[str, Any], tokens: int) -> EvictingCache:

@@ -192,10 +192,7 @@ PASSES = {
     "mask of all": lambda t: {"input_ids": t.new, "attention_mask": t.mask},
     "its mask": lambda t: {"input_ids": t.new, "attention_mask": t.mask[:, SEEN:]},
     "use_cache": lambda t: {"input_ids": t.new, "use_cache": True},
-    "cache_position": lambda t: {
-        "input_ids": t.new, "cache_position": torch.arange(SEEN, SEEN + 5),
-    },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("form", PASSES)
@@ -204,10 +201,9 @@ def test_a_pass_reads_what_it_is_given(qwen, turn, block, form):
     logits, seen, places = plan.reference(block)
     times = plan.cache.batch // len(plan.ids)
     given = {
-        name: value.repeat_interleave(times, 0) if name not in ("use_cache", "cache_position")
-        else value
+        name: value if name == "use_cache" else value.repeat_interleave(times, 0)
         for name, value in PASSES[form](plan).items()
-    }  # fmt: skip
+    }
     with block() as kept, torch.no_grad():
         output = qwen(**given, past_key_values=plan.cache)
     torch.testing.assert_close(output.logits[:, -1], logits, rtol=0, atol=1e-5)
@@ -222,7 +218,6 @@ def test_a_pass_reads_what_it_is_given(qwen, turn, block, form):
         ({"attention_mask": hidden(torch.ones(1, 47))}, "the 42 seen have the padding that"),
         ({"position_ids": torch.arange(5)[None]}, "position_ids are not those"),
         ({"position_ids": torch.arange(47)[None]}, "position_ids are not those"),
-        ({"cache_position": torch.arange(5)}, "cache_position are not those"),
         ({"use_cache": False}, "use_cache=True"),
     ],
 )
