@@ -64,17 +64,6 @@ class Delegating(nn.Module):
             return getattr(super().__getattr__("model"), name)
 
 
-class Opaque(nn.Module):
-    """Shows nothing of the model it calls."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.hidden_model = model
-
-    def generate(self, **options):
-        return self.hidden_model.generate(**options)  # type: ignore[operator]
-
-
 WRAPPERS = {
     "peft": LikePeft,
     "delegating": Delegating,
@@ -401,7 +390,7 @@ BELOW = "keeps {} tokens, fewer than the 20"
         (lambda m, ids, f: prefill_and_evict(m, ids, Oracle(), 22), "needs the future"),
         (lambda m, ids, f: evicting(m.model, f, 22), "Qwen2Model writes no text"),
         (lambda m, ids, f: evicting(m, f, 24, every=0), "every must be at least 1 token, got 0"),
-        (lambda m, ids, f: evicting(Opaque(m), f, 22), "Opaque is no transformers model"),
+        (lambda m, ids, f: evicting(nn.Identity(), f, 22), "Identity is no transformers model"),
         (lambda m, ids, f: prefill_and_evict(m, ids, f, 22, fed_again=-1), "29 of 30 .* got -1"),
         (lambda m, ids, f: prefill_and_evict(m, ids, f, 22, fed_again=30), "29 of 30 .* got 30"),
     ],

@@ -10,27 +10,7 @@ from kvp.hf.scorer_inputs import HiddenRecorder
 from kvp.scoring import ALL_QUERIES, Needs
 
 
-@pytest.fixture
-def seen(qwen, prompt):
-    """Twelve tokens with the last five queries."""
-    return prefill(qwen, prompt(12, batch=2), [Needs(queries=5), Needs(queries=1)])
-
-
-def test_views_carry_what_was_declared(seen):
-    future = [torch.rand(2, 2, 12) for _ in range(3)]
-    for index, view in enumerate(seen.views(Needs(queries=3, future=True), 7, future=future)):
-        assert (view.layer, view.budget) == (index, 7)
-        assert view.keys is seen.keys[index]
-        assert view.values is seen.values[index]
-        assert view.positions.tolist() == [list(range(12))] * 2
-        assert torch.equal(view.queries, seen.queries[index][:, :, 2:])
-        assert view.future is future[index]
-    bare = next(iter(seen.views(Needs(), 7, future=future)))
-    assert bare.queries is None
-    assert bare.future is None
-
-
-def test_views_hold_the_token_that_is_fed_again(qwen, prompt):
+def test_views_hold_what_was_declared_and_the_token_that_is_fed_again(qwen, prompt):
     ids, needs = prompt(12), Needs(queries=3, future=True, hidden_after=2)
     whole = prefill(qwen, ids, needs)
     seen = prefill(qwen, ids, needs, fed_again=1)
@@ -43,14 +23,17 @@ def test_views_hold_the_token_that_is_fed_again(qwen, prompt):
     ):
         for mine, its in (
             (view.keys, other.keys),
-            (view.positions, other.positions),
+            (view.values, other.values),
+            (view.positions, torch.arange(12)[None]),
+            (view.queries, whole.queries[index][:, :, -3:]),
             (view.queries, other.queries),
             (view.hidden.mean, other.hidden.mean),
         ):
             assert torch.equal(mine, its)
         assert torch.equal(view.future[..., :11], future[index])
         assert view.future[..., 11].tolist() == [[0.0, 0.0]]
-        assert (view.fed_again, other.fed_again) == (1, 0)
+        assert (view.fed_again, other.fed_again, other.future) == (1, 0, None)
+        assert (view.layer, view.budget) == (index, 7)
 
 
 def test_recent_queries(qwen, prompt):

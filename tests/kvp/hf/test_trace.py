@@ -74,17 +74,6 @@ def test_the_models_own_penalties_are_off_and_the_end_token_is_not_kept(loaded, 
     assert continuations(model, tokenizer, [prompt], 8)[0] == plain[: plain.index(stop)]
 
 
-def test_boundaries_and_spans_of_a_question(loaded):
-    sample, record = sample_of(loaded, "ruler"), trace_of(loaded).record
-    decode = loaded[1].decode
-    assert decode(record.token_ids[: record.context_length]).endswith(sample.context)
-    question = decode(record.token_ids[record.context_length : record.prompt_length])
-    assert question.startswith(sample.question)
-    assert question.endswith(sample.answer_prefix)
-    assert record.reply_spans == ((record.prompt_length, record.length),)
-    assert (record.references, record.metric) == (sample.references, "all")
-
-
 def test_reference_continuation_and_spans_of_a_chat(loaded):
     sample = sample_of(loaded, "chat")
     record = trace_of(loaded, "chat", continuation="reference", max_new_tokens=100).record
