@@ -367,7 +367,7 @@ class ByContent:
 
 
 class Fixed:
-    """Scores drawn once per layer and head for a prompt of known length."""
+    """Scores drawn once per layer, head and position, for texts of at most `tokens` tokens."""
 
     needs = Needs()
     name = "fixed"
@@ -375,11 +375,14 @@ class Fixed:
     def __init__(self, tokens, *, layers=3, heads=2):
         generator = torch.Generator().manual_seed(11)
         self.scores = torch.rand(layers, heads, tokens, generator=generator)
-        self.calls = 0
+        self.layers = []
+        """Those of all calls."""
 
     def score(self, view):
-        self.calls += 1
-        return self.scores[view.layer].expand(view.keys.shape[0], -1, -1)
+        self.layers.append(view.layer)
+        places = view.positions if view.positions.ndim == 3 else view.positions[:, None]
+        of_heads = self.scores[view.layer, view.heads].expand(len(places), -1, -1)
+        return of_heads.gather(2, places.expand(*of_heads.shape[:2], -1))
 
     def kept(self, budget, sinks=4, recents=16):
         """Tokens that stay, by sorting in plain Python: protected ones, then the best."""

@@ -10,28 +10,9 @@ from kvp.hf import evicting, prefill_and_evict
 from kvp.hf.attention import QueryRecorder
 from kvp.hf.cache import EvictingCache
 from kvp.ranking import Protection
-from kvp.scoring import Needs
 from policies.registry import METHODS, make_allocator, make_scorer
 
 PROTECTION = Protection(sinks=2, recents=4)
-
-
-class ByPosition:
-    """A fixed score for every layer, head and position."""
-
-    needs = Needs()
-    name = "by_position"
-
-    def __init__(self):
-        generator = torch.Generator().manual_seed(3)
-        self.table = torch.rand(3, 2, 256, generator=generator)
-
-    def score(self, view):
-        table = self.table[view.layer, view.heads]  # [h, positions]
-        positions = view.positions if view.positions.ndim == 3 else view.positions[:, None]
-        batch, _, tokens = positions.shape
-        every = table.expand(batch, -1, -1)
-        return every.gather(2, positions.expand(batch, len(table), tokens))
 
 
 ALLOCATORS = [None, "ada", "global", "shared"]
@@ -108,15 +89,15 @@ def test_memory_does_not_grow_with_the_prompt(qwen, prompt, by_content, generate
     assert nbytes[0] == nbytes[1]
 
 
-def test_a_short_prompt_bounds_no_budget(qwen, prompt, generate, noted):
-    with evicting(qwen, ByPosition(), 12, PROTECTION, every=4), noted(qwen) as row:
+def test_a_short_prompt_bounds_no_budget(qwen, prompt, fixed, generate, noted):
+    with evicting(qwen, fixed(256), 12, PROTECTION, every=4), noted(qwen) as row:
         generate(qwen, prompt(3), 40)
     assert means(row)[:13] == [*range(3, 15), 12]
     assert set(means(row)[13:]) == {12, 13, 14, 15}
 
 
-def test_a_percentage_is_of_all_tokens_seen(qwen, prompt, generate, noted):
-    with evicting(qwen, ByPosition(), "50%", PROTECTION), noted(qwen) as row:
+def test_a_percentage_is_of_all_tokens_seen(qwen, prompt, fixed, generate, noted):
+    with evicting(qwen, fixed(256), "50%", PROTECTION), noted(qwen) as row:
         first = generate(qwen, prompt(40), 3)
         longer = torch.cat([first.sequences, prompt(17, seed=2)], dim=1)
         generate(qwen, longer, 1, past_key_values=first.past_key_values)
@@ -124,18 +105,18 @@ def test_a_percentage_is_of_all_tokens_seen(qwen, prompt, generate, noted):
     assert row.after[-1] == [[30, 30]] * 3
 
 
-def test_layers_are_shrunk_together(qwen, prompt, generate):
+def test_layers_are_shrunk_together(qwen, prompt, fixed, generate):
     """The first layer of a pyramid loses nothing from a piece of which the last ones lose most."""
-    block = evicting(qwen, ByPosition(), 48, PROTECTION, allocator=make_allocator("pyramid"))
+    block = evicting(qwen, fixed(256), 48, PROTECTION, allocator=make_allocator("pyramid"))
     with block as kept:
         generate(qwen, prompt(100), 1, prefill_chunk_size=32)
     assert kept.tokens.sum() == 48 * 6
 
 
-def test_an_answer_goes_on_within_the_budget_of_its_block(qwen, prompt, generate):
-    with evicting(qwen, ByPosition(), 40, PROTECTION):
+def test_an_answer_goes_on_within_the_budget_of_its_block(qwen, prompt, fixed, generate):
+    with evicting(qwen, fixed(256), 40, PROTECTION):
         first = generate(qwen, prompt(60), 3)
-    with evicting(qwen, ByPosition(), 12, PROTECTION, every=4) as kept:
+    with evicting(qwen, fixed(256), 12, PROTECTION, every=4) as kept:
         generate(qwen, first.sequences, 20, past_key_values=first.past_key_values)
     assert kept.tokens.max() <= 12 + 4
 
@@ -148,9 +129,9 @@ def test_queries_before_padding_are_kept():
 
 
 @pytest.mark.parametrize("allocator", [None, "uniform"])
-def test_the_best_of_what_is_stored_stay(qwen, prompt, generate, noted, allocator):
+def test_the_best_of_what_is_stored_stay(qwen, prompt, fixed, generate, noted, allocator):
     """With scores that never change, what stays can be told in plain Python."""
-    scorer = ByPosition()
+    scorer = fixed(256)
     split = None if allocator is None else make_allocator(allocator)
     block = evicting(qwen, scorer, 9, PROTECTION, allocator=split, every=4)
     with block, noted(qwen) as row:
@@ -166,7 +147,7 @@ def test_the_best_of_what_is_stored_stay(qwen, prompt, generate, noted, allocato
             for head in range(2):
                 tokens = stored[layer][head] + new
                 if len(new) > 1 or since == 4:
-                    of_head = scorer.table[layer, head].tolist()
+                    of_head = scorer.scores[layer, head].tolist()
                     kept = {*tokens[:2], *tokens[-4:]}
                     others = sorted(set(tokens) - kept, key=lambda t, s=of_head: -s[t])
                     tokens = sorted({*kept, *others[: 9 - len(kept)]})

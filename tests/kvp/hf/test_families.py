@@ -18,7 +18,6 @@ from kvp.hf.attention import kvp_attention_set
 from kvp.hf.model_access import attention_modules, check_model, rope_of
 from kvp.hf.model_config import attention_window, layer_kinds
 from kvp.ranking import UNPROTECTED
-from kvp.scoring import Needs
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 SIZES = {
@@ -257,22 +256,6 @@ def test_the_table_lists_every_family_once():
     assert sorted(families) == sorted(["families", *FAMILIES])
 
 
-class Drawn:
-    """Scores that depend on nothing but layer, head and number of tokens."""
-
-    name = "drawn"
-    needs = Needs(queries=3)
-
-    def __init__(self):
-        self.layers = []
-
-    def score(self, view):
-        self.layers.append(view.layer)
-        generator = torch.Generator().manual_seed(view.layer)
-        shape = view.keys.shape[1:3]
-        return torch.rand(shape, generator=generator).expand(view.keys.shape[:3])
-
-
 SUPPORTED = [name for name, line in table().items() if line.startswith(("supported", "partly"))]
 QUICK = ("Llama", "Llama 4", "Gemma 3")
 
@@ -302,11 +285,11 @@ def test_what_serving_combines(family, prompt, by_content, combined):
 
 
 @pytest.mark.parametrize("family", ["Gemma 3", "Qwen 3-Next", "Llama 4"])
-def test_the_last_token_fed_again_finds_other_layers_as_before_it(family, prompt):
+def test_the_last_token_fed_again_finds_other_layers_as_before_it(family, prompt, fixed):
     """A window that has moved on, or a recurrent state, cannot be rolled back; it is kept."""
     model, ids = build(family), prompt(CACHED + FED)
     model.set_attn_implementation("kvp")
-    fed, scorer = ids[:, : CACHED + 1], Drawn()
+    fed, scorer = ids[:, : CACHED + 1], fixed(CACHED + 1, layers=4)
     prefill_and_evict(model, fed, scorer, 9, UNPROTECTED)
     assert scorer.layers == [1, 3]  # as methods see them
     cache = prefill_and_evict(model, fed, scorer, CACHED, UNPROTECTED, fed_again=1)
