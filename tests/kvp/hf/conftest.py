@@ -47,10 +47,11 @@ def build():
     def make(family, **more):
         import kvp.hf  # noqa: F401  (registers the attention)
 
-        config_class = getattr(transformers, f"{family.title()}Config")
-        model_class = getattr(transformers, f"{family.title()}ForCausalLM")
+        name = family[0].upper() + family[1:]
+        config_class = getattr(transformers, f"{name}Config")
         torch.manual_seed(7)
-        model = model_class(config_class(**SIZES, **FAMILIES[family], **more))
+        config = config_class(**{**SIZES, **FAMILIES.get(family, {}), **more})
+        model = getattr(transformers, f"{name}ForCausalLM")(config)
         model.requires_grad_(False).train(False)
         model.set_attn_implementation("kvp")
         return model

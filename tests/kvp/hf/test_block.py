@@ -12,16 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    Cache,
-    DynamicCache,
-    GenerationConfig,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    QuantizedCache,
-    pipeline,
-)
-from transformers.cache_utils import DynamicLayer
+from transformers import DynamicCache, GenerationConfig, pipeline
 
 from kvp import nano
 from kvp.errors import ModelError, UsageError
@@ -92,23 +83,13 @@ def test_wrapped_models_are_evicted_from(qwen, prompt, fixed, kind, generate):
     assert not qwen._forward_pre_hooks
 
 
-class ByHidden:
-    """Scores that read queries and hidden states of the prompt."""
-
-    needs = Needs(queries=3, hidden_after=2)
-    name = "by_hidden"
-
-    def score(self, view):
-        attention = view.queries.float().mean(dim=(1, 2))[:, None, None] * view.keys.float()
-        return attention.sum(dim=-1) * view.hidden.mean.sum(dim=-1)[:, None, None]
-
-
 def test_threads_keep_their_calls_apart(qwen, prompt, generate):
-    """Four calls that prefill at the same time answer as each does alone."""
+    """Four calls that prefill at the same time, and read hidden states, answer as each alone."""
+    scorer = make_scorer("expected_attention")
     prompts = [prompt(30 + 5 * index, seed=index) for index in range(4)]
     expected = []
     for ids in prompts:
-        with evicting(qwen, ByHidden(), 22):
+        with evicting(qwen, scorer, 22):
             expected.append(generate(qwen, ids, 4))
     together = threading.Barrier(4)
     met = set()
@@ -119,13 +100,12 @@ def test_threads_keep_their_calls_apart(qwen, prompt, generate):
             together.wait(60)
 
     handle = qwen.model.layers[1].register_forward_pre_hook(meet)
-    with evicting(qwen, ByHidden(), 22), ThreadPoolExecutor(4) as threads:
+    with evicting(qwen, scorer, 22), ThreadPoolExecutor(4) as threads:
         running = [threads.submit(copy_context().run, generate, qwen, ids, 4) for ids in prompts]
         results = [one.result(60) for one in running]
     handle.remove()
     for result, alone in zip(results, expected, strict=True):
         assert stored(result) == 22 + 3
-        assert result.past_key_values.recorder is None
         assert torch.equal(result.sequences, alone.sequences)
 
 
@@ -252,13 +232,6 @@ def test_continuous_batching_is_refused(qwen, prompt, fixed, one_line):
     assert callable(qwen.init_continuous_batching)
 
 
-class Quantised(QuantizedCache):
-    """A quantised cache without the libraries that quantise."""
-
-    def __init__(self):
-        Cache.__init__(self, layer_class_to_replicate=DynamicLayer)
-
-
 @pytest.mark.parametrize("loaded", ["eager", "sdpa", "flex_attention"])
 def test_inside_a_block_attention_is_that_of_kvp(qwen, prompt, fixed, loaded, generate):
     with evicting(qwen, fixed(40), 22):
@@ -273,12 +246,8 @@ def test_inside_a_block_attention_is_that_of_kvp(qwen, prompt, fixed, loaded, ge
 
 
 @pytest.mark.parametrize("method", ["expected_attention", "gvote", "gvote(space=query)"])
-def test_a_method_whose_inputs_the_model_lacks_is_named(prompt, method):
-    config = GPTNeoXConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4,
-    )  # fmt: skip
-    model = GPTNeoXForCausalLM(config).eval().requires_grad_(False)
+def test_a_method_whose_inputs_the_model_lacks_is_named(build, prompt, method):
+    model = build("GPTNeoX", num_key_value_heads=4)
     for apply in (evicting, partial(prefill_and_evict, input_ids=prompt(30))):
         with pytest.raises(ModelError) as caught:
             apply(model, scorer=make_scorer(method), budget=22)
@@ -341,7 +310,6 @@ NEITHER = "pass neither past_key_values nor"
         ({"attention_mask": torch.tensor([[1] * 9 + [0] + [1] * 20])}, "padding_side"),
         ({"output_attentions": True}, "output_attentions=False"),
         ({"past_key_values": filled}, "filled outside"),
-        ({"past_key_values": lambda *_: Quantised()}, f"shrink a Quantised: {NEITHER}"),
         ({"cache_implementation": "offloaded"}, f"a DynamicCache with offloading: {NEITHER}"),
         ({"past_key_values": lambda *_: DynamicCache(offloading=True)}, "DynamicCache with offl"),
         ({"cache_implementation": "static"}, f"a StaticCache: {NEITHER}"),
@@ -364,13 +332,6 @@ def test_ways_of_generating_that_cannot_work(
     assert qwen.config.num_hidden_layers == 3  # transformers changes it for an early exit
 
 
-class Oracle:
-    name, needs = "oracle", Needs(future=True)
-
-    def score(self, view):
-        raise NotImplementedError
-
-
 BELOW = "keeps {} tokens, fewer than the 20"
 
 
@@ -386,8 +347,11 @@ BELOW = "keeps {} tokens, fewer than the 20"
             lambda m, ids, f: prefill_and_evict(m, ids, f, 22, "ada"),
             "'ada' is neither .on., .off. nor a",
         ),
-        (lambda m, ids, f: evicting(m, Oracle(), 22), "oracle"),
-        (lambda m, ids, f: prefill_and_evict(m, ids, Oracle(), 22), "needs the future"),
+        (lambda m, ids, f: evicting(m, make_scorer("oracle"), 22), "oracle"),
+        (
+            lambda m, ids, f: prefill_and_evict(m, ids, make_scorer("oracle"), 22),
+            "needs the future",
+        ),
         (lambda m, ids, f: evicting(m.model, f, 22), "Qwen2Model writes no text"),
         (lambda m, ids, f: evicting(m, f, 24, every=0), "every must be at least 1 token, got 0"),
         (lambda m, ids, f: evicting(nn.Identity(), f, 22), "Identity is no transformers model"),

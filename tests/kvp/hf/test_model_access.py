@@ -3,16 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    HunYuanDenseV1Config,
-    HunYuanDenseV1ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-)
 
 from kvp.contexts import same_buffers
 from kvp.errors import ModelError
@@ -28,11 +18,6 @@ from kvp.hf.model_access import (
     rope_of,
 )
 
-SIZES = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
-    "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
 ROPES = {
     "partial": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
     "longrope": {
@@ -52,18 +37,20 @@ ROPES = {
 }  # fmt: skip
 
 
-def _model(kind):
-    torch.manual_seed(7)
-    options = {**SIZES, "rope_parameters": ROPES[kind], "initializer_range": 0.3}
-    if kind == "dynamic":
-        options["max_position_embeddings"] = 48
-    if kind in ("partial", "longrope"):
-        more = {"original_max_position_embeddings": 48} if kind == "longrope" else {}
-        model = Phi3ForCausalLM(Phi3Config(**options, **more))
-    else:
-        model = LlamaForCausalLM(LlamaConfig(**options))
-    model.requires_grad_(False).train(False)
-    return model
+@pytest.fixture
+def roped(build):
+    """Build a model with one kind of frequencies."""
+
+    def make(kind):
+        lengths = {
+            "longrope": "original_max_position_embeddings",
+            "dynamic": "max_position_embeddings",
+        }
+        more = {lengths[kind]: 48} if kind in lengths else {}
+        family = "phi3" if kind in ("partial", "longrope") else "llama"
+        return build(family, rope_parameters=ROPES[kind], **more)
+
+    return make
 
 
 def _check(model, ids, attention_inputs, **close):
@@ -92,9 +79,9 @@ def test_families(model, prompt, attention_inputs):
 
 @pytest.mark.parametrize("tokens", [48, 49])
 @pytest.mark.parametrize("kind", sorted(ROPES))
-def test_every_kind_of_frequencies(kind, tokens, prompt, attention_inputs):
+def test_every_kind_of_frequencies(kind, tokens, roped, prompt, attention_inputs):
     """Below and above the length at which LongRoPE and dynamic NTK change."""
-    model = _model(kind)
+    model = roped(kind)
     _check(model, prompt(tokens), attention_inputs, atol=1e-4, rtol=1e-4)
     rope = rope_of(model, tokens)
     assert rope.frequencies.shape == (2 if kind == "partial" else 4,)
@@ -106,8 +93,8 @@ def test_bfloat16(build, prompt, attention_inputs):
     _check(model, prompt(30), attention_inputs, atol=0.1, rtol=0.05)
 
 
-def test_a_longer_pass_leaves_the_frequencies_alone(prompt):
-    model = _model("dynamic")
+def test_a_longer_pass_leaves_the_frequencies_alone(roped, prompt):
+    model = roped("dynamic")
     before = model(prompt(40)).logits
     frequencies = model.model.rotary_emb.inv_freq.clone()
     with rope_kept(model):
@@ -121,8 +108,8 @@ def test_a_longer_pass_leaves_the_frequencies_alone(prompt):
 
 
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])
-def test_inference_mode_leaves_no_inference_tensor_in_the_model(prompt, kind):
-    model = _model(kind)
+def test_inference_mode_leaves_no_inference_tensor_in_the_model(roped, prompt, kind):
+    model = roped(kind)
     with torch.inference_mode():
         for tokens in (20, 60, 20):
             rope_of(model, tokens)
@@ -132,9 +119,9 @@ def test_inference_mode_leaves_no_inference_tensor_in_the_model(prompt, kind):
 
 
 @pytest.mark.parametrize("kind", sorted(ROPES))
-def test_what_no_checkpoint_holds_is_part_of_a_model(kind, prompt):
+def test_what_no_checkpoint_holds_is_part_of_a_model(kind, roped, prompt):
     """RoPE as it computes; what a longer input leaves in it is no other model."""
-    model = _model(kind)
+    model = roped(kind)
     made = made_by(model)
     model(prompt(60))
     assert same_buffers(made, made_by(model))
@@ -143,18 +130,16 @@ def test_what_no_checkpoint_holds_is_part_of_a_model(kind, prompt):
         lambda rope: setattr(rope, "attention_scaling", 2 * rope.attention_scaling),
         lambda rope: rope.register_buffer("scale", torch.ones(1), persistent=False),
     ):
-        other = _model(kind)
+        other = roped(kind)
         assert same_buffers(made, made_by(other))
         change(other.model.rotary_emb)
         assert not same_buffers(made, made_by(other))
 
 
-def test_queries_that_are_not_projected_and_rotated_are_refused():
+def test_queries_that_are_not_projected_and_rotated_are_refused(build):
     """SmolLM3 leaves RoPE out of every fourth layer, Hunyuan normalises after it."""
-    torch.manual_seed(7)
-    sizes = {**SIZES, "num_hidden_layers": 4}
-    smol = SmolLM3ForCausalLM(SmolLM3Config(**sizes)).train(False)
-    hunyuan = HunYuanDenseV1ForCausalLM(HunYuanDenseV1Config(**sizes, head_dim=8)).train(False)
+    smol = build("smolLM3", num_hidden_layers=4)
+    hunyuan = build("hunYuanDenseV1", head_dim=8)
     with torch.no_grad():
         for layer in hunyuan.model.layers:
             layer.self_attn.query_layernorm.weight.normal_()
@@ -164,14 +149,14 @@ def test_queries_that_are_not_projected_and_rotated_are_refused():
                 rope_of(model, 20)
         assert "\n" not in str(caught.value)
         assert known_frequencies(model, 20) is None
-    learned = LlamaForCausalLM(LlamaConfig(**SIZES))
+    learned = build("llama")
     learned.model.rotary_emb = nn.Identity()
     with pytest.raises(ModelError, match="no rotary embedding"):
         rope_of(learned, 20)
 
 
-def test_offloaded_weights_are_refused(prompt, one_line):
-    model = _model("linear").to("meta")
+def test_offloaded_weights_are_refused(roped, prompt, one_line):
+    model = roped("linear").to("meta")
     for call in (lambda: observe(model, prompt(20)), lambda: check_model(model)):
         with one_line(ModelError, match="are offloaded"):
             call()
