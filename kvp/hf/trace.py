@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     GenerationConfig,
     PreTrainedConfig,
@@ -168,12 +169,9 @@ def continuations(
         eos_token_id=list(ends) or None,
         pad_token_id=ends[0] if ends else 0,
     )
-    longest = max(map(len, prompts))
-    ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-        mask[row, longest - len(prompt) :] = 1
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    real = [torch.ones_like(row) for row in rows]
+    ids, mask = (pad_sequence(each, batch_first=True, padding_side="left") for each in (rows, real))
     made = model.generate(  # type: ignore[operator]
         input_ids=ids.to(model.device),
         attention_mask=mask.to(model.device),
@@ -181,7 +179,7 @@ def continuations(
     )
     return [
         tuple(takewhile(lambda token: token not in ends, answer))
-        for answer in made[:, longest:].tolist()
+        for answer in made[:, ids.shape[1] :].tolist()
     ]
 
 
