@@ -29,14 +29,11 @@ tokens, whose ids are set later; RowError where none fits."""
 
 
 def benchmark_source(
-    task: str,
-    names: tuple[str, ...],
-    parse: Callable[[Mapping[str, Any]], Parsed],
-    settings: TaskSettings,
+    task: str, name: str, parse: Callable[[Mapping[str, Any]], Parsed], settings: TaskSettings
 ) -> Source:
     """The first `settings.count` samples of a split, in a seeded order, and notes on skipped rows.
 
-    `names` are what files, configurations and the column `dataset` call the data set (`rows_of`).
+    `name` is what files, configurations and the column `dataset` call the data set (`rows_of`).
     `parse` raises RowError where a row lacks something. Raises NoPromptError where `--data` has
     nothing for the task, UsageError where it is missing or none of its rows can be used.
     """
@@ -46,10 +43,10 @@ def benchmark_source(
             f"--tasks {task} needs --data FILE, FOLDER or a hub data set (docs/data.md)"
         )
     tally = Tally()
-    usable = list(tally.parse_rows(rows_of(data, names), lambda _, row: parse(row)))
+    usable = list(tally.parse_rows(rows_of(data, name), lambda _, row: parse(row)))
     if not tally.rows:
         raise NoPromptError(
-            f"--data {data}: it has nothing for {task}: neither a file called {names[0]} nor rows "
+            f"--data {data}: it has nothing for {task}: neither a file called {name} nor rows "
             "with this in the column 'dataset'",
             reason=f"--data {data} has nothing for them",
         )
@@ -68,31 +65,30 @@ def benchmark_source(
     for number, sample in enumerate(samples[: settings.count]):
         shared = context_of(sample.id)  # the whole id where its context is its own
         end = "" if shared == sample.id else shared
-        name = f"{task}/{settings.split}/{settings.seed}/{number}{end}"
-        named.append(replace(sample, id=name))
+        named.append(replace(sample, id=f"{task}/{settings.split}/{settings.seed}/{number}{end}"))
     return Source.of(named, tally.notes(f"--data {data}: {task}"))
 
 
-def rows_of(data: str, names: Sequence[str]) -> Iterator[Row]:
-    """Rows of the data set that is called one of `names`.
+def rows_of(data: str, name: str) -> Iterator[Row]:
+    """Rows of the data set of a name.
 
     Of a folder the files of that name are read, of a hub data set without configuration the
-    configuration of the first name. A row belongs to what its column `dataset` says, without it to
-    what the file or the configuration is called.
+    configuration. A row belongs to what its column `dataset` says, without it to what the file or
+    the configuration is called.
     """
     path = Path(data)
     if path.is_dir():
         for file in files_of(data, "data")[0]:
-            if file.name.partition(".")[0] in names:
-                yield from rows_of(str(file), names)
+            if file.name.partition(".")[0] == name:
+                yield from rows_of(str(file), name)
         return
     of_hub = not path.exists() and data.count("/") == 1 and path.suffix.lower() not in READERS
     if of_hub and ":" not in data:
-        data = f"{data}:{names[0]}"
+        data = f"{data}:{name}"
     called = path.name.partition(".")[0] if path.exists() else data.rpartition(":")[2]
     for location, row in read_rows(data, "data"):
         own = row.get("dataset") if isinstance(row, Mapping) else None
-        if (own if isinstance(own, str) and own else called) in names:
+        if (own if isinstance(own, str) and own else called) == name:
             yield location, row
 
 
@@ -116,12 +112,10 @@ def middle_cut(text: str, keep: int, tokenizer: PreTrainedTokenizerBase) -> str:
     if len(ids) <= keep:
         return text
     half = keep // 2
-    return decode_tokens(ids[:half], tokenizer) + decode_tokens(ids[len(ids) - half :], tokenizer)
-
-
-def decode_tokens(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text of tokens, without special ones and as it was."""
-    return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    as_it_was = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    return "".join(
+        str(tokenizer.decode(part, **as_it_was)) for part in (ids[:half], ids[len(ids) - half :])
+    )
 
 
 def most_tokens(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase) -> int:

@@ -76,7 +76,7 @@ class LongBenchTask(ScoredByMetric):
 
             return whole.context, lambda: cut_to_length(make, settings.length, tokenizer)
 
-        return benchmark_source(self.name, (self.dataset,), parse, settings)
+        return benchmark_source(self.name, self.dataset, parse, settings)
 
     def _whole_sample(self, row: Mapping[str, Any], settings: TaskSettings) -> Sample:
         """A row in its prompt of any length; RowError where a column is missing or empty."""

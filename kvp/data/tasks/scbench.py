@@ -108,7 +108,7 @@ class ScbenchTask(ScoredByMetric):
 
             return context, lambda: cut_to_length(make, settings.length, tokenizer)
 
-        return benchmark_source(self.name, (self.name,), parse, settings)
+        return benchmark_source(self.name, self.name, parse, settings)
 
     def _make_source(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Sample i is question i modulo `TURNS` of context i divided by it."""
