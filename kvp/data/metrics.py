@@ -124,10 +124,11 @@ def number_match(prediction: str, references: Sequence[str]) -> float:
     value: `$1,200.00` is 1200. A minus sign behind a letter or digit is none.
     """
     number = last_number(prediction)
-    return float(number is not None and number in map(_number_of_reference, references))
+    return float(number is not None and number in map(number_of_reference, references))
 
 
-def _number_of_reference(reference: str) -> Decimal | None:
+def number_of_reference(reference: str) -> Decimal | None:
+    """What `number_match` compares with: the number behind `####`, or the last one."""
     marked = marked_number(reference)
     return last_number(reference) if marked is None else marked
 
@@ -286,10 +287,3 @@ class ScoredByMetric:
     def score(self, sample: Sample, answer: str) -> float:
         """Score of a generated answer by the metric of its sample."""
         return score_answer(answer, sample.metric, sample.references, sample.classes)
-
-
-def fault_of(metric: str, references: Sequence[str]) -> str | None:
-    """Why a metric cannot score an answer, as the end of a sentence; None where it can."""
-    if metric == "number" and None in map(_number_of_reference, references):
-        return "has an answer without a number, for metric number"
-    return None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvp.data.encode import CHANGED, CHARACTERS, TokenCounter, encode
-from kvp.data.metrics import NONE, fault_of
+from kvp.data.metrics import NONE, number_of_reference
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.files import Skipped, list_first
 from kvp.data.rows.forms import Document, Turn
@@ -33,9 +33,6 @@ from kvp.program.names import plain_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-PromptTokens = Callable[[Sequence[Turn]], int]
-"""Tokens of a chat without its final reply, chat template included."""
 
 
 def row_samples(
@@ -95,21 +92,14 @@ class _SampleMaker:
     name: str
     dialogues: bool
     skipped: list[Skipped] = field(default_factory=list)
-    short_chats: list[int] = field(default_factory=list)
 
     def note(self) -> str | None:
-        """One line on rows left out of this split, None without any."""
-        parts = []
-        if self.skipped:
-            rows = "row" if len(self.skipped) == 1 else "rows"
-            parts.append(f"left out {len(self.skipped)} {rows}: {list_first(self.skipped)}")
-        if self.short_chats:
-            parts.append(
-                f"left out {len(self.short_chats)} chat{'s' * (len(self.short_chats) > 1)} shorter "
-                f"than half of --length {self.settings.length} (at most {max(self.short_chats)} "
-                "tokens): a smaller one keeps them"
-            )
-        return f"{self.settings.split} split: {'; '.join(parts)}" if parts else None
+        """One line on rows and chats left out of this split, None without any."""
+        if not self.skipped:
+            return None
+        rows = "row" if len(self.skipped) == 1 else "rows"
+        first = list_first(self.skipped)
+        return f"{self.settings.split} split: left out {len(self.skipped)} {rows}: {first}"
 
     def samples(self, documents: Sequence[Document]) -> Iterator[Sample]:
         """Chats first, then single rows; data have one of the forms, as a rule."""
@@ -130,20 +120,18 @@ class _SampleMaker:
         return blank_sample(self.settings, self.name, "")
 
     def _chats(self, dialogues: Sequence[Document]) -> Iterator[Sample]:
-        metric = self.settings.metric or NONE
-        dialogues = in_rounds(dialogues)
+        metric, length = self.settings.metric or NONE, self.settings.length
 
-        def too_long(index: int, tokens: int) -> None:
-            self.skipped.append((dialogues[index].location, self._excess(tokens)))
+        def prompt_tokens(turns: Sequence[Turn]) -> int:
+            return self.count(replace(self._blank(), messages=tuple(turns)))
 
-        for turns in pack(
-            [document.turns for document in dialogues],
-            lambda turns: self.count(replace(self._blank(), messages=tuple(turns))),
-            self.settings.length,
-            trees=[document.tree or number for number, document in enumerate(dialogues)],
-            too_long=too_long,
-            too_short=self.short_chats.append,
-        ):
+        def left_out(dialogue: Document | None, tokens: int) -> None:
+            where, why = "a chat", f"of {tokens} tokens is shorter than half of --length {length}"
+            if dialogue is not None:
+                where, why = dialogue.location, self._excess(tokens)
+            self.skipped.append((where, why))
+
+        for turns in pack(in_rounds(dialogues), prompt_tokens, length, left_out):
             references = () if metric == NONE else (turns[-1]["content"],)
             yield replace(self._blank(), messages=turns, metric=metric, references=references)
 
@@ -187,7 +175,9 @@ class _SampleMaker:
             return self._excess(tokens)
         if self.settings.needs_reply and not sample.references:
             return "has no answer to measure (answer or answers)"
-        return fault_of(sample.metric, sample.references)
+        if sample.metric == "number" and None in map(number_of_reference, sample.references):
+            return "has an answer without a number, for metric number"
+        return None
 
     def _excess(self, tokens: int) -> str:
         if tokens == CHANGED:
@@ -227,22 +217,19 @@ class _SampleMaker:
 
 
 def pack(
-    dialogues: Sequence[Sequence[Turn]],
-    prompt_tokens: PromptTokens,
+    dialogues: Sequence[Document],
+    prompt_tokens: Callable[[Sequence[Turn]], int],
     length: int,
-    *,
-    trees: Sequence[object],
-    too_long: Callable[[int, int], None],
-    too_short: Callable[[int], None],
+    left_out: Callable[[Document | None, int], None],
 ) -> Iterator[tuple[Turn, ...]]:
     """Chats of at most `length` prompt tokens, filled with one exchange after the other.
 
     A dialogue that does not fit to its end is cut there and its rest dropped; the next one goes on
     in the same chat where that is below half of `length`, else opens a new one. One whose first
-    exchange is too long for a chat of its own is left out: `too_long` gets its index and tokens.
-    So is a chat of less than half of `length`, such as a last one: `too_short` gets its tokens.
-    Dialogues that share an entry of `trees` have a beginning in common and never share a chat: the
-    next one of another tree comes first, and where there is none the chat ends.
+    exchange is too long for a chat of its own is left out, and `left_out` gets it and its tokens;
+    of a chat of less than half of `length`, such as a last one, it gets None and the tokens.
+    Dialogues of one tree have a beginning in common and never share a chat: the next one of another
+    tree comes first, and where there is none the chat ends.
     """
 
     def with_exchanges(chat: list[Turn], turns: Sequence[Turn]) -> list[Turn]:
@@ -256,12 +243,13 @@ def pack(
 
     chat: list[Turn] = []
     inside: set[object] = set()
+    trees = [dialogue.tree or number for number, dialogue in enumerate(dialogues)]
     waiting = OrderedDict(enumerate(dialogues))  # a dict is slow to lose its first entries
     while waiting or chat:
         index = next((number for number in waiting if trees[number] not in inside), None)
-        turns = () if index is None else waiting.pop(index)
+        turns = () if index is None else waiting.pop(index).turns
         if index is not None and (tokens := prompt_tokens(turns[:2])) > length:
-            too_long(index, tokens)
+            left_out(dialogues[index], tokens)
             continue
         longer = with_exchanges(chat, turns)
         added = len(longer) - len(chat)
@@ -274,7 +262,7 @@ def pack(
         if 2 * (tokens := prompt_tokens(longer)) >= length:
             yield tuple(longer)
         else:
-            too_short(tokens)
+            left_out(None, tokens)
         # A dialogue that has not begun in the chat just filled opens the next one.
         chat = [] if added else with_exchanges([], turns)
         inside = set() if added or index is None else {trees[index]}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvp.data.rows.forms import Document
 from kvp.data.rows.samples import pack
 
 
@@ -22,9 +23,8 @@ def packed(threads, length):
     """Chats, and the tokens of what is left out, negative for chats that are too short."""
     left_out = []
     chats = pack(
-        threads, words, length, trees=range(len(threads)),
-        too_long=lambda _, tokens: left_out.append(tokens),
-        too_short=lambda tokens: left_out.append(-tokens),
+        [Document(split="all", turns=tuple(turns)) for turns in threads], words, length,
+        lambda dialogue, tokens: left_out.append(-tokens if dialogue is None else tokens),
     )  # fmt: skip
     return list(chats), left_out
 
