@@ -134,7 +134,5 @@ def _threads(
 
 
 def _rank(message: Message) -> float:
-    try:
-        return float(message["rank"])
-    except (KeyError, TypeError, ValueError):
-        return math.inf
+    rank = message.get("rank")
+    return rank if isinstance(rank, int | float) else math.inf
