@@ -19,7 +19,7 @@ from kvp.data.rows.documents import read_documents
 from kvp.data.rows.files import READERS, files_of, read_text, share_of
 from kvp.data.rows.samples import row_samples
 from kvp.data.synthetic.dialogues import Turn, generated_chat
-from kvp.data.synthetic.text import SPLITS
+from kvp.data.synthetic.text import generated_split
 from kvp.data.task import ALL, Sample, Source, TaskSettings, blank_sample
 from kvp.errors import UsageError
 
@@ -55,8 +55,7 @@ class DialogueTask(ScoredByMetric):
                 settings.chat, measured, tokenizer, flag="chat", task=self.name, dialogues=True
             )
 
-        if settings.split not in SPLITS:
-            raise UsageError(f"--split {settings.split}: generated chats belong to one split each")
+        split = generated_split(settings.split)
 
         def prompt_tokens(turns: Sequence[Turn]) -> int:
             chat = replace(blank_sample(settings, CHAT, ""), messages=tuple(turns))
@@ -65,7 +64,7 @@ class DialogueTask(ScoredByMetric):
         def make(index: int) -> Sample:
             seed = random.Random(f"chat/{settings.seed}/{index}").getrandbits(48)
             turns = generated_chat(
-                seed=seed, split=settings.split, prompt_tokens=prompt_tokens, length=settings.length
+                seed=seed, split=split, prompt_tokens=prompt_tokens, length=settings.length
             )
             if (smallest := prompt_tokens(turns)) > settings.length:
                 raise UsageError(
