@@ -21,7 +21,7 @@ from kvp.data.rows.files import Tally, read_rows
 from kvp.data.rows.values import RowError, text_of, texts_of
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import ALL, NoPromptError, Sample, Source, TaskSettings
-from kvp.data.tasks.ruler import PROBE, text_counter
+from kvp.data.tasks.ruler import PROBE
 from kvp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -229,15 +229,10 @@ class _QuestionMaker:
         self, asked: list[DocumentQuestion], too_long: list[int]
     ) -> Iterator[DocumentQuestion]:
         """Questions that fit with their own documents; the tokens of others go to `too_long`."""
-        around = text_counter(self.task, self.settings, self.tokenizer)("")
         for question in asked:
             own = self._own_documents(question)
             sample = document_prompt("smallest", self.settings.split, question, own)
-            # A token is a byte at least, so a short text need not be tokenised.
-            tokens = around + len(sample.text.encode())
-            if tokens > self.settings.length:
-                tokens = self._prompt_tokens(sample)
-            if tokens > self.settings.length:
+            if (tokens := self._prompt_tokens(sample)) > self.settings.length:
                 too_long.append(tokens)
             else:
                 yield question
