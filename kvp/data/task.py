@@ -84,7 +84,7 @@ class Sample:
     """Every class that an answer may name, for the metric `classification`."""
     labels: Mapping[str, str | float] = field(default_factory=dict)
     """What else tells the prompts of a task apart, for records: `depth` and `prompt_length` of a
-    needle, the `turn`, the `question_type`."""
+    needle, the `turn`."""
 
     @property
     def text(self) -> str:
