@@ -5,7 +5,6 @@ Protected tokens come first in every ranking; p of them leave N - p that compete
 importance of the tokens that a budget of b tokens evicts (KVP paper, equation 5).
 
     attention lost    E_b / W
-    area              mean over b = 0..N of E_b / W
     skill             (chance - cost) / (chance - ideal), cost = sum over b = p + 1 .. N - 1 of E_b
 
 Chance and ideal are the mean and the least cost of all rankings *with the same protected tokens*:
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from kvp.ranking import UNPROTECTED, Protection, rank_tokens
-from kvp.reward import cost_curve, ideal_cost, random_cost
+from kvp.reward import cost_curve, ideal_cost, random_cost, skill_of_cost
 
 NO_SIGNAL = 1e-3
 """A head has no signal where the ideal ranking costs less than this share below a random one: all
@@ -72,11 +71,6 @@ def attention_lost(lost: Tensor) -> Tensor:
     return lost / lost[..., :1].clamp_min(torch.finfo(lost.dtype).tiny)
 
 
-def area(lost: Tensor) -> Tensor:
-    """Mean over budgets 0..N of the share of attention lost, of E_b [..., N + 1]: [...]."""
-    return attention_lost(lost).mean(-1)
-
-
 def skill(importance: Tensor, lost: Tensor, protection: Protection = UNPROTECTED) -> Tensor:
     """(chance - cost) / (chance - ideal) of rankings with these tokens protected.
 
@@ -94,10 +88,7 @@ def skill(importance: Tensor, lost: Tensor, protection: Protection = UNPROTECTED
         return importance.new_full(importance.shape[:-1], torch.nan, dtype=torch.float64)
     protected = tokens - competing.shape[-1]
     cost = lost[..., protected + 1 : tokens].sum(-1)
-    chance = random_cost(competing)
-    span = chance - ideal_cost(competing)
-    signal = has_signal(competing) & (span > 1e-6 * chance)
-    return ((chance - cost) / span.where(signal, 1.0)).where(signal, torch.nan)
+    return skill_of_cost(competing, cost).where(has_signal(competing), torch.nan)
 
 
 def has_signal(importance: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from eval.methods import build_methods
 from kvp.errors import StoreError, UsageError
 from kvp.hf import Prefill
 from kvp.hf.scorer_inputs import needs_scorer_inputs
-from kvp.metrics import area, attention_lost, grid_budgets, lost_importance, skill
+from kvp.metrics import attention_lost, grid_budgets, lost_importance, skill
 from kvp.ops.future_attention import future_attention
 from kvp.program.names import split_list
 from kvp.program.progress import Progress
@@ -71,7 +71,8 @@ def measure(reader: TraceReader, methods: dict[str, Scorer], sequences: int) -> 
             for name, scorer in methods.items():
                 importance, losses = lost(scorer, reader.trace(record.index), point, PROTECTED)
                 numbers = {
-                    "area": area(losses), "skill": skill(importance, losses, PROTECTED),
+                    "area": attention_lost(losses).mean(-1),
+                    "skill": skill(importance, losses, PROTECTED),
                     "lost_at_12.5%": attention_lost(losses)[..., round(point / 8)],
                 }  # fmt: skip
                 rows = pd.DataFrame({name: of.flatten() for name, of in numbers.items()})

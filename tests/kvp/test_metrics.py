@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvp.metrics import area, attention_lost, grid_budgets, has_signal, lost_importance, skill
+from kvp.metrics import attention_lost, grid_budgets, has_signal, lost_importance, skill
 from kvp.ranking import UNPROTECTED, Protection
 
 PROTECTIONS = [UNPROTECTED, Protection(), Protection(sinks=0, recents=3)]
@@ -22,7 +22,6 @@ def test_three_tokens_by_hand():
     assert best.tolist() == [10, 4, 1, 0]
     assert worst.tolist() == [10, 9, 6, 0]
     assert attention_lost(best).tolist() == pytest.approx([1, 0.4, 0.1, 0])
-    assert area(best).item() == pytest.approx((1 + 0.4 + 0.1 + 0) / 4)
     assert skill(importance, best).item() == pytest.approx(1)
     assert skill(importance, worst).item() == pytest.approx(-1)
 
@@ -61,7 +60,7 @@ def test_heads_without_signal_have_no_skill():
     assert skill_of(short, short, Protection()).isnan().all()
     nothing = torch.zeros(1, 4)
     lost = lost_importance(nothing, [(nothing, 4)], UNPROTECTED)
-    assert area(lost).item() == 0
+    assert attention_lost(lost).tolist() == [[0] * 5]
 
 
 def test_each_ranking_serves_the_budgets_up_to_its_own():
