@@ -58,7 +58,8 @@ def allocator_lines(allocators: Mapping[str, type[BaseAllocator]]) -> Iterator[s
 def _component(entry: type[Options], note: str, inputs: tuple[str, str]) -> Iterator[str]:
     presets, options = ", ".join(entry.presets), ", ".join(option_names(entry))
     facts = [inputs, ("costs", entry.cost), ("presets", presets), ("options", options)]
-    yield from _entry(entry.method, f"{entry.line}{note}", facts)
+    line = str(entry.__doc__).removeprefix("Keep ").rstrip(".")
+    yield from _entry(entry.method, f"{line[0].lower()}{line[1:]}{note}", facts)
 
 
 def _entry(name: str, line: str, facts: Sequence[tuple[str, str]]) -> Iterator[str]:

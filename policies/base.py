@@ -43,12 +43,13 @@ SHARES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base of scorers and allocators: a name that follows from the options."""
+    """Base of scorers and allocators: a name that follows from the options.
+
+    The docstring of each is what `kvp list` says of it.
+    """
 
     method: ClassVar[str]
     """Name in `kvp.program.names`."""
-    line: ClassVar[str]
-    """One line on what it keeps."""
     cost: ClassVar[str] = "nothing"
     """Its cost in addition to the prefill, in words."""
     presets: ClassVar[Presets] = {}

@@ -23,7 +23,7 @@ _ONE = 0x3F800000  # the bits of 1.0 in float32
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastKV(Heuristic):
-    """Keep what repetition and noise agree on, then what the repetition attends to."""
+    """Keep what repeating the context attends to, corrected by noise."""
 
     beta: float = 0.1
     """Share of a head's tokens above (and below) the quantiles, 0 to 0.5; 0 skips the step."""
@@ -43,7 +43,6 @@ class ContrastKV(Heuristic):
     """What gives S-: `random` tokens, or the first tenth of the `context` (the paper's control)."""
 
     method: ClassVar[str] = "contrastkv"
-    line: ClassVar[str] = "what repeating the context attends to, corrected by noise"
     cost: ClassVar[str] = (
         "one more forward pass over the context, in chunks, and one of random tokens"
     )

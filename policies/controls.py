@@ -20,13 +20,12 @@ from policies.base import Heuristic
 
 @dataclass(frozen=True, kw_only=True)
 class Random(Heuristic):
-    """Keep random tokens."""
+    """Keep random tokens, seeded."""
 
     seed: int = 0
     """Key of the draw."""
 
     method: ClassVar[str] = "random"
-    line: ClassVar[str] = "random tokens, seeded"
     cost: ClassVar[str] = "one random number per token"
     null: ClassVar[bool] = True
 
@@ -49,7 +48,6 @@ class RandomPerLayer(Random):
     """Keep random tokens, the same in all heads of a layer."""
 
     method: ClassVar[str] = "random_per_layer"
-    line: ClassVar[str] = "random tokens, the same in all heads of a layer"
 
     def score(self, view: View) -> Tensor:
         """Uniform numbers, the same in every row and head: [B, H, N] float32."""
@@ -58,10 +56,9 @@ class RandomPerLayer(Random):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomPinned(Random):
-    """Keep the question and random tokens of the context."""
+    """Keep the question, and random tokens."""
 
     method: ClassVar[str] = "random_pinned"
-    line: ClassVar[str] = "the question, and random tokens"
 
     needs = Needs(question=True)
 
@@ -81,7 +78,6 @@ class Ring(Heuristic):
     """Keep the most recent tokens."""
 
     method: ClassVar[str] = "ring"
-    line: ClassVar[str] = "the most recent tokens"
     null: ClassVar[bool] = True
 
     def score(self, view: View) -> Tensor:
@@ -93,10 +89,9 @@ class Ring(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class Oracle(Heuristic):
-    """Keep what the future will attend to."""
+    """Keep what the future will attend to (hindsight, an upper bound)."""
 
     method: ClassVar[str] = "oracle"
-    line: ClassVar[str] = "what the future will attend to (hindsight, an upper bound)"
     cost: ClassVar[str] = "the future itself"
 
     needs = Needs(future=True)

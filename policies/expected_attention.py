@@ -20,7 +20,7 @@ from policies.queries import mean_future_rotation, query_moments
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedAttention(Heuristic):
-    """Keep what queries like those so far would attend to."""
+    """Keep what queries like the past ones would attend to."""
 
     future: int = 512
     """Positions after the prompt over which the rotation is averaged."""
@@ -34,7 +34,6 @@ class ExpectedAttention(Heuristic):
     """Added to the expected attention before the norm of the value."""
 
     method: ClassVar[str] = "expected_attention"
-    line: ClassVar[str] = "what queries like the past ones would attend to"
     cost: ClassVar[str] = "moments of the queries, one pass over the keys, O(G N D D)"
     presets: ClassVar[Presets] = {"kvpress": {"epsilon": 0.0}}
     limits: ClassVar[Limits] = {"future": 1}

@@ -28,7 +28,7 @@ _LARGEST_FRACTION = 1 - 2**-10
 
 @dataclass(frozen=True, kw_only=True)
 class GVote(Heuristic):
-    """Keep what guessed future queries vote for, as many tokens as they need."""
+    """Keep what guessed future queries vote for; sizes the cache itself."""
 
     p_nuc: float = 0.95
     """Share of the last query's attention that k tokens must hold."""
@@ -48,7 +48,6 @@ class GVote(Heuristic):
     """Key of the draws."""
 
     method: ClassVar[str] = "gvote"
-    line: ClassVar[str] = "what guessed future queries vote for; sizes the cache itself"
     cost: ClassVar[str] = "the attention of the guesses, O(G samples N D)"
     presets: ClassVar[Presets] = {"paper": {"include_current": False}}
     limits: ClassVar[Limits] = {

@@ -23,7 +23,7 @@ from policies.base import Grid, Heuristic, Limits, Presets
 
 @dataclass(frozen=True, kw_only=True)
 class H2O(Heuristic):
-    """Keep tokens that received much attention so far, and recent ones, half and half."""
+    """Keep tokens that received most attention so far, and recent ones."""
 
     normalize: str = "none"
     """`none`, or `visible`: per query that can see the token."""
@@ -33,7 +33,6 @@ class H2O(Heuristic):
     """Last tokens that are kept whatever the budget; needs recents=false."""
 
     method: ClassVar[str] = "h2o"
-    line: ClassVar[str] = "tokens that received most attention so far, and recent ones"
     cost: ClassVar[str] = "the whole attention once more, O(G N N D)"
     presets: ClassVar[Presets] = {
         "kvpress": {"normalize": "visible", "recents": False},

@@ -14,10 +14,9 @@ from policies.base import Heuristic, Presets
 
 @dataclass(frozen=True, kw_only=True)
 class KeyDiff(Heuristic):
-    """Keep keys unlike the mean key."""
+    """Keep keys unlike the average key."""
 
     method: ClassVar[str] = "keydiff"
-    line: ClassVar[str] = "keys unlike the average key"
     cost: ClassVar[str] = "two passes over the keys, O(N D)"
     presets: ClassVar[Presets] = {"kvpress": {}}
 

@@ -17,7 +17,6 @@ class KNorm(Heuristic):
     """Keep keys of low norm."""
 
     method: ClassVar[str] = "knorm"
-    line: ClassVar[str] = "keys of low norm"
     cost: ClassVar[str] = "one pass over the keys, O(N D)"
     presets: ClassVar[Presets] = {"kvpress": {}}
 

@@ -31,7 +31,6 @@ class KVzip(Heuristic):
     """First tokens that are always kept."""
 
     method: ClassVar[str] = "kvzip"
-    line: ClassVar[str] = "what repeating the context attends to"
     cost: ClassVar[str] = "one more forward pass over the context, in chunks"
     presets: ClassVar[Presets] = {"kvpress": {"forced": 4}, "paper": {"chunk": 2000}}
     limits: ClassVar[Limits] = {"chunk": 1}

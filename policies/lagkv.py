@@ -29,7 +29,6 @@ class LagKV(Heuristic):
     """Tokens per partition, or `auto` to follow the budget."""
 
     method: ClassVar[str] = "lagkv"
-    line: ClassVar[str] = "tokens that vary most against the following partition"
     cost: ClassVar[str] = "one pass over keys and values, O(N D)"
     presets: ClassVar[Presets] = {
         "kvpress": {"n_sink": 4, "lag": 128},

@@ -24,7 +24,7 @@ _LARGEST_AUTO_WINDOW = 32
 
 @dataclass(frozen=True, kw_only=True)
 class SnapKV(Heuristic):
-    """Keep what the observation window attends to, and the window."""
+    """Keep what the last window of queries attends to, and the window."""
 
     window: int | str = AUTO
     """Most recent queries that vote, or `auto` to follow the budget."""
@@ -34,7 +34,6 @@ class SnapKV(Heuristic):
     """`max` or `avg`."""
 
     method: ClassVar[str] = "snapkv"
-    line: ClassVar[str] = "what the last window of queries attends to, and the window"
     cost: ClassVar[str] = "the window's attention, O(G window N D)"
     presets: ClassVar[Presets] = {
         "kvpress": {"window": 64, "kernel": 5, "pool": "avg"},

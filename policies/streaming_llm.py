@@ -14,7 +14,7 @@ from policies.base import Grid, Heuristic, Presets
 
 @dataclass(frozen=True, kw_only=True)
 class StreamingLLM(Heuristic):
-    """Keep the first and the last tokens."""
+    """Keep first tokens and the most recent ones."""
 
     n_sink: int = 4
     """First tokens that come before all others."""
@@ -22,7 +22,6 @@ class StreamingLLM(Heuristic):
     """Let sinks take no more than half of the budget."""
 
     method: ClassVar[str] = "streaming_llm"
-    line: ClassVar[str] = "first tokens and the most recent ones"
     null: ClassVar[bool] = True
     presets: ClassVar[Presets] = {"kvpress": {"keep_recents": False}}
     grid: ClassVar[Grid] = {"n_sink": (0, 1, 2, 4, 8, 16, 32), "keep_recents": (True, False)}

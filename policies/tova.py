@@ -15,7 +15,7 @@ from policies.queries import FORCED
 
 @dataclass(frozen=True, kw_only=True)
 class TOVA(Heuristic):
-    """Keep what the last token attends to."""
+    """Keep what the last token attends to, same for all heads of a layer."""
 
     per_kv_head: bool = False
     """Average over the query heads of a KV head, not of the layer."""
@@ -23,7 +23,6 @@ class TOVA(Heuristic):
     """Always rank the last token first."""
 
     method: ClassVar[str] = "tova"
-    line: ClassVar[str] = "what the last token attends to, same for all heads of a layer"
     cost: ClassVar[str] = "one query's attention, O(G N D)"
     presets: ClassVar[Presets] = {"kvpress": {"force_last": True}}
     grid: ClassVar[Grid] = {"per_kv_head": (False, True), "force_last": (False, True)}

@@ -46,7 +46,7 @@ SETTINGS: Mapping[str, Mapping[str, WindowSizes]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class WindowKV(Heuristic):
-    """Keep the windows the last tokens attend to, the same ones for a group of layers."""
+    """Keep windows the last tokens attend to, per group of layers."""
 
     task: str = QA
     """What the prompt asks for, `qa` or `aggregation`."""
@@ -64,7 +64,6 @@ class WindowKV(Heuristic):
     """Layers that share one choice (gamma), or `auto`."""
 
     method: ClassVar[str] = "windowkv"
-    line: ClassVar[str] = "windows the last tokens attend to, per group of layers"
     cost: ClassVar[str] = "one window's attention per group of layers, O(Q window N D)"
     presets: ClassVar[Presets] = {"llama": {"setting": "llama"}}
     limits: ClassVar[Limits] = {

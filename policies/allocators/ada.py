@@ -13,13 +13,12 @@ from policies.base import SHARES, BaseAllocator, Grid, Limits
 
 @dataclass(frozen=True, kw_only=True)
 class Ada(BaseAllocator):
-    """Give every layer the same, its heads what they win."""
+    """The heads of a layer compete, each with a safeguard."""
 
     safeguard: float = 0.2
     """Share of the budget that every head has for itself, 0 to 1; 1 is uniform."""
 
     method: ClassVar[str] = "ada"
-    line: ClassVar[str] = "the heads of a layer compete, each with a safeguard"
     cost: ClassVar[str] = "a selection per layer, O(H N)"
     reads: ClassVar[str] = "scores that compare within a layer"
     limits: ClassVar[Limits] = {"safeguard": (0, 1)}

@@ -96,10 +96,9 @@ def load_budgets(file: str | Path) -> BudgetFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Evolved(BaseAllocator):
-    """Counts of a budget file, equal for all KV heads of a layer."""
+    """What a search chose (kvp evolve)."""
 
     method: ClassVar[str] = "evolved"
-    line: ClassVar[str] = "what a search chose (kvp evolve)"
     cost: ClassVar[str] = "nothing per prompt; the search before it"
     reads: ClassVar[str] = "a budget file"
     limits: ClassVar[Limits] = {"rounding": ("exact", "faithful")}

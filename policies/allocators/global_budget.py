@@ -16,13 +16,12 @@ from policies.base import SHARES, BaseAllocator, Grid, Limits, Presets
 
 @dataclass(frozen=True, kw_only=True)
 class Global(BaseAllocator):
-    """Give every head what it wins against all others."""
+    """All heads of the model compete, each with a safeguard."""
 
     safeguard: float = 0.2
     """Share of the budget that every head has for itself, 0 to 1; 1 is uniform."""
 
     method: ClassVar[str] = "global"
-    line: ClassVar[str] = "all heads of the model compete, each with a safeguard"
     cost: ClassVar[str] = "one selection, O(L H N)"
     reads: ClassVar[str] = "scores that compare across layers"
     presets: ClassVar[Presets] = {"kvzip": {"safeguard": 0.0}}

@@ -18,7 +18,7 @@ from policies.base import BaseAllocator, Grid, Limits
 
 @dataclass(frozen=True, kw_only=True)
 class Pyramid(BaseAllocator):
-    """Give low layers more."""
+    """Layers on a falling line, the lowest has most."""
 
     beta: float = 20.0
     """Budget of the highest layer: the average divided by this."""
@@ -26,7 +26,6 @@ class Pyramid(BaseAllocator):
     """Tokens of every layer outside the pyramid."""
 
     method: ClassVar[str] = "pyramid"
-    line: ClassVar[str] = "layers on a falling line, the lowest has most"
     limits: ClassVar[Limits] = {"beta": (1, inf)}
     grid: ClassVar[Grid] = {"beta": (1.0, 2.0, 5.0, 10.0, 20.0, 40.0), "window": (0, 4, 8, 16, 32)}
 

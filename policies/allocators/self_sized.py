@@ -14,10 +14,9 @@ from policies.base import BaseAllocator
 
 @dataclass(frozen=True, kw_only=True)
 class SelfSized(BaseAllocator):
-    """Give every head the size that its scorer gives."""
+    """The sizes that the scorer gives, whatever the budget."""
 
     method: ClassVar[str] = "self_sized"
-    line: ClassVar[str] = "the sizes that the scorer gives, whatever the budget"
     reads: ClassVar[str] = "a scorer that sizes the cache itself"
     sized_by_scorer: ClassVar[bool] = True
 

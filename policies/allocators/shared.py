@@ -17,13 +17,12 @@ from policies.base import BaseAllocator, Grid, Limits
 
 @dataclass(frozen=True, kw_only=True)
 class Shared(BaseAllocator):
-    """Keep the same tokens in every head."""
+    """All heads keep the same tokens."""
 
     pool: str = "logsumexp"
     """How heads are pooled: `logsumexp`, `mean` or `max` of their scores."""
 
     method: ClassVar[str] = "shared"
-    line: ClassVar[str] = "all heads keep the same tokens"
     cost: ClassVar[str] = "one ranking, O(L H N)"
     reads: ClassVar[str] = "scores that compare everywhere"
     limits: ClassVar[Limits] = {"pool": POOLS}

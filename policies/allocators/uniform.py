@@ -15,13 +15,12 @@ from policies.base import BaseAllocator, Presets
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform(BaseAllocator):
-    """Give every head the budget."""
+    """The same number of tokens in every head."""
 
     whole: int = 0
     """First layers that keep every token, inside the budget."""
 
     method: ClassVar[str] = "uniform"
-    line: ClassVar[str] = "the same number of tokens in every head"
     presets: ClassVar[Presets] = {"knorm": {"whole": 2}}
 
     def allocate(self, request: Request) -> Tensor:

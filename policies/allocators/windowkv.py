@@ -20,7 +20,7 @@ from policies.base import AUTO, BaseAllocator, Grid, Limits
 
 @dataclass(frozen=True, kw_only=True)
 class WindowKVAllocator(BaseAllocator):
-    """Give low groups of layers more."""
+    """Groups of layers on a falling line, the lowest has most."""
 
     rule: str = "code"
     """`code` (the group size matters) or `paper` (it does not)."""
@@ -30,7 +30,6 @@ class WindowKVAllocator(BaseAllocator):
     """Gamma: layers per group, or `auto`."""
 
     method: ClassVar[str] = "windowkv"
-    line: ClassVar[str] = "groups of layers on a falling line, the lowest has most"
     limits: ClassVar[Limits] = {"rule": ("code", "paper"), "divisor": (1, inf), "group": 1}
     grid: ClassVar[Grid] = {"divisor": (1.0, 3.0, 7.0, 14.0, 28.0)}
 

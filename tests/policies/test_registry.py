@@ -122,6 +122,6 @@ def test_names_rebuild_the_scorer(spec):
     assert make_scorer(scorer.name) == scorer
 
 
-def test_every_method_has_a_line_and_some_read_no_attention():
+def test_every_method_has_a_cost_and_some_read_no_attention():
     assert set(filter(attention_free, METHODS)) == ATTENTION_FREE
-    assert all(entry.line and entry.cost for entry in METHODS.values())
+    assert all(entry.cost for entry in METHODS.values())
