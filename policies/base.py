@@ -58,8 +58,6 @@ class Options:
     """What each option may be."""
     grid: ClassVar[Grid] = {}
     """Values that `kvp tune` tries, by option; the most important option first."""
-    file_option: ClassVar[str | None] = None
-    """Option given after the colon where others have their preset: a file."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -100,24 +98,15 @@ class Options:
     @classmethod
     def build(cls, argument: str | None, options: Mapping[str, Value]) -> Self:
         """Make one from what follows the name; UsageError on an unknown preset or option."""
-        settings: dict[str, Any] = {}
-        if cls.file_option is not None:
-            settings = {cls.file_option: argument} if argument else {}
-        elif argument is not None and argument not in cls.presets:
+        if argument is not None and argument not in cls.presets:
             known = ", ".join(cls.presets) or "none"
             raise UsageError(f"{cls.method} has no preset {argument!r}: its presets are {known}")
-        elif argument is not None:
-            settings |= cls.presets[argument]
-        settings |= options
+        settings = {**(cls.presets[argument] if argument else {}), **options}
         names = option_names(cls)
         for option in settings:
             if option not in names:
                 known = ", ".join(names) or "none"
                 raise UsageError(f"{cls.method} has no option {option!r}: its options are {known}")
-        if cls.file_option is not None:
-            if not settings.get(cls.file_option):
-                raise UsageError(f"{cls.method} needs a file: write {cls.method}:FILE")
-            settings[cls.file_option] = str(settings[cls.file_option])
         return cls(**settings)
 
 

@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from kvp.artifacts.files import foreign
 from kvp.artifacts.manifest import Format, write_sealed_json
-from kvp.errors import PolicyError
+from kvp.errors import PolicyError, UsageError
 from kvp.ranking import Protection, Request
 from policies.allocators.per_layer import exact_counts, in_every_head
-from policies.base import BaseAllocator, Limits
+from policies.base import BaseAllocator, Limits, Value
 
 FORMAT = Format("kvp-budgets", 1)
 BUDGET_FILE = "budgets.json"
@@ -102,12 +102,19 @@ class Evolved(BaseAllocator):
     cost: ClassVar[str] = "nothing per prompt; the search before it"
     reads: ClassVar[str] = "a budget file"
     limits: ClassVar[Limits] = {"rounding": ("exact", "faithful")}
-    file_option: ClassVar[str] = "file"
 
     file: str
     """Budget file, or the folder that `kvp evolve` wrote."""
     rounding: str = "exact"
     """`exact` meets the budget, `faithful` rounds up as published."""
+
+    @classmethod
+    def build(cls, argument: str | None, options: Mapping[str, Value]) -> Self:
+        """Make one from the file behind the colon, where others have a preset."""
+        file = options.get("file", argument)
+        if not file:
+            raise UsageError(f"{cls.method} needs a file: write {cls.method}:FILE")
+        return super().build(None, {**options, "file": str(file)})
 
     def __post_init__(self) -> None:
         """Raise PolicyError unless the file can be read, and as all allocators."""
