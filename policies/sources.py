@@ -40,8 +40,6 @@ class PolicySource:
     """`org/name` on the hub; None for others."""
     commit: str | None = None
     """Commit of that repository, 40 hexadecimal digits."""
-    bundled: bool = False
-    """Whether it came with kvp."""
 
     @property
     def label(self) -> str:
@@ -50,7 +48,7 @@ class PolicySource:
             return place(self.name).name
         if self.repository is not None:
             return self.repository.partition("/")[2]
-        return self.name if self.bundled else self.folder.resolve().name
+        return self.name if self.name in BUNDLED else self.folder.resolve().name
 
     @property
     def record(self) -> dict[str, str]:
@@ -72,7 +70,7 @@ def find_policy(name: str | Path) -> PolicySource:
     if isinstance(name, Path) or Path(name).exists():
         return PolicySource(name=str(name), folder=Path(name))
     if name in BUNDLED:
-        return PolicySource(name=name, folder=BUNDLED[name], bundled=True)
+        return PolicySource(name=name, folder=BUNDLED[name])
     check_policy(name)
     hub_name = HubName.parse(name)
     assert hub_name is not None, "checked"

@@ -32,7 +32,7 @@ def test_a_path_that_exists_wins(cached, policy_folder, tmp_path):
     source = find_policy("org/gates")
     assert (source.folder, source.commit, source.label) == (Path("org/gates"), None, "gates")
     shutil.copytree(policy_folder, tmp_path / "nano")
-    assert not find_policy("nano").bundled
+    assert find_policy("nano").folder == Path("nano")
     assert find_policy(Path("org/other")).folder == Path("org/other")
 
 

@@ -37,7 +37,6 @@ def test_is_of_the_bundled_model_as_it_is_now():
     policy = load_policy("nano")
     check_geometry(policy, geometry_of(model.config))
     assert policy.metadata["model"] == model_identity("nano", None, model, tokenizer)
-    assert policy.source.bundled
 
 
 @pytest.mark.parametrize("folder", BUNDLED.values(), ids=BUNDLED)
