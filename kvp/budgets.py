@@ -26,9 +26,7 @@ class Budget:
     """Share of the cache in percent, in (0, 100]; decimal, so that 12.5% of 508 is exactly 63.5."""
 
     def __post_init__(self) -> None:
-        """Raise UsageError unless one field is set and in range."""
-        if (self.count is None) == (self.percent is None):
-            raise UsageError("a budget is either a token count or a percentage")
+        """Raise UsageError on a field out of range."""
         if self.count is not None and self.count < 1:
             raise UsageError(f"a budget keeps at least 1 token, got {self.count}")
         if self.count is not None and self.count > MOST:
