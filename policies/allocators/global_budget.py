@@ -11,22 +11,18 @@ from typing import ClassVar
 from torch import Tensor
 
 from kvp.ranking import Request, winners
-from policies.base import SHARES, BaseAllocator, Grid, Limits, Presets
+from policies.allocators.ada import Ada
+from policies.base import Presets
 
 
 @dataclass(frozen=True, kw_only=True)
-class Global(BaseAllocator):
+class Global(Ada):
     """All heads of the model compete, each with a safeguard."""
-
-    safeguard: float = 0.2
-    """Share of the budget that every head has for itself, 0 to 1; 1 is uniform."""
 
     method: ClassVar[str] = "global"
     cost: ClassVar[str] = "one selection, O(L H N)"
     reads: ClassVar[str] = "scores that compare across layers"
     presets: ClassVar[Presets] = {"kvzip": {"safeguard": 0.0}}
-    limits: ClassVar[Limits] = {"safeguard": (0, 1)}
-    grid: ClassVar[Grid] = {"safeguard": SHARES}
 
     def allocate(self, request: Request) -> Tensor:
         """Tokens of each head: [L, H] int64, sum `request.total`."""
