@@ -135,23 +135,15 @@ def attention_free(method: str) -> bool:
     return method in METHODS and needs_in_words(METHODS[method]().needs) == PLAIN
 
 
-def make_scorer(spec: str | Specification | Scorer | type[Scorer], **options: Value) -> Scorer:
+def make_scorer(spec: str | Specification | Scorer | type[Scorer]) -> Scorer:
     """Build a scorer from a specification, also parsed, or a class; a scorer is returned.
 
-    `options` override those of the specification. Raises UsageError, in one line, on an unknown
-    method, preset or option, a value that is not allowed, an object that cannot be used or takes a
-    built-in name.
+    Raises UsageError, in one line, on an unknown method, preset or option, a value that is not
+    allowed, an object that cannot be used or takes a built-in name.
     """
-    thing, label = spec, f"method {_label(spec)}"
-    if isinstance(spec, str | Specification):
-        written = parse(spec, "method") if isinstance(spec, str) else spec
-        options = {**written.options, **options}
-        if written.name in METHODS:
-            return METHODS[written.name].build(written.argument, options)
-        if written.name in FROM_OUTSIDE:
-            return FROM_OUTSIDE[written.name](written.argument, options)
-        thing, label = _named_object(written, "method", {**METHODS, **FROM_OUTSIDE})
-    scorer = as_scorer(instance_of(thing, label, options))
+    known = {name: kind.build for name, kind in METHODS.items()}
+    made, label = _build(spec, "method", {**known, **FROM_OUTSIDE})
+    scorer = as_scorer(made)
     if not isinstance(scorer, Scorer) or not isinstance(scorer.needs, Needs):
         raise UsageError(
             f"{label} is no scorer: it takes name, needs (kvp.scoring.Needs) and score(view)"
@@ -167,16 +159,34 @@ def make_allocator(spec: str | Specification | Allocator | type[Allocator]) -> A
 
     Raises UsageError as `make_scorer`, PolicyError on a damaged budget file.
     """
-    thing, label, options = spec, f"allocator {_label(spec)}", None
-    if isinstance(spec, str | Specification):
-        written = parse(spec, "allocator") if isinstance(spec, str) else spec
-        if written.name in ALLOCATORS:
-            return ALLOCATORS[written.name].build(written.argument, written.options)
-        (thing, label), options = _named_object(written, "allocator", ALLOCATORS), written.options
-    allocator = instance_of(thing, label, options)
+    known = {name: kind.build for name, kind in ALLOCATORS.items()}
+    allocator, label = _build(spec, "allocator", known)
     if not isinstance(allocator, Allocator):
         raise UsageError(f"{label} is no allocator: it takes name and allocate(request)")
     return allocator
+
+
+Builder = Callable[[str | None, Mapping[str, Value]], object]
+"""Makes a scorer or an allocator of what stands behind the colon, and the options."""
+
+
+def _build(spec: object, kind: str, known: Mapping[str, Builder]) -> tuple[object, str]:
+    """What a specification, a class or an object means, and its name in messages.
+
+    A name without a dot counts as a module's only if there is such a module, so that a misspelt
+    method is not taken for one. Raises UsageError, naming the `kind`, where there is none.
+    """
+    if not isinstance(spec, str | Specification):
+        label = f"{kind} {spec.__name__ if isinstance(spec, type) else type(spec).__name__}"
+        return instance_of(spec, label), label
+    written = parse(spec, kind) if isinstance(spec, str) else spec
+    name = f"{written.name}:{written.argument}"
+    if written.name in known:
+        return known[written.name](written.argument, written.options), f"{kind} {name}"
+    if is_object_name(name) and ("." in written.name or module_exists(name)):
+        made = instance_of(import_object(name, kind), f"{kind} {name}", written.options)
+        return made, f"{kind} {name}"
+    raise UsageError(unknown_name(kind, written.name, written.argument, known))
 
 
 def both_sides(spec: Any, allocator: Any) -> tuple[Any, Any]:  # noqa: ANN401
@@ -216,24 +226,6 @@ def make_method(
     return ScorerAndAllocator(scorer, made)
 
 
-def _named_object(
-    written: Specification, kind: str, known: Mapping[str, object]
-) -> tuple[Any, str]:
-    """The class or object that `package.module:Name` names, and its name in messages.
-
-    A name without a dot counts only if there is such a module, so that a misspelt method is not
-    taken for one. Raises UsageError, naming the kind, where there is none.
-    """
-    name = f"{written.name}:{written.argument}"
-    if is_object_name(name) and ("." in written.name or module_exists(name)):
-        return import_object(name, kind), f"{kind} {name}"
-    raise UsageError(unknown_name(kind, written.name, written.argument, known))
-
-
-def _label(thing: object) -> str:
-    return thing.__name__ if isinstance(thing, type) else type(thing).__name__
-
-
 METHODS: Mapping[str, type[Heuristic]] = {
     kind.method: kind
     for kind in (
@@ -254,8 +246,5 @@ ALLOCATORS: Mapping[str, type[BaseAllocator]] = {
 }  # fmt: skip
 """Built-in allocators: name -> class, likewise."""
 
-FROM_OUTSIDE: Mapping[str, Callable[[str | None, Mapping[str, Value]], Scorer]] = {
-    "kvzap": kvzap_scorer
-}
-"""Methods whose weights or code do not come with kvp, written `NAME:WHAT`, by name: from what
-stands behind the colon and the options to the scorer."""
+FROM_OUTSIDE: Mapping[str, Builder] = {"kvzap": kvzap_scorer}
+"""Methods whose weights or code do not come with kvp, written `NAME:WHAT`, by name."""

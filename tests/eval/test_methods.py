@@ -27,7 +27,7 @@ def test_methods_carry_preset_and_options_as_variant():
         ("random", "auto"),
     ]  # fmt: skip
     assert methods[0].scorer is None
-    assert methods[-1].scorer == make_scorer("random", seed=3)
+    assert methods[-1].scorer == make_scorer("random(seed=3)")
     (named,) = methods_of(_config(methods="random(seed=0)", seed=3))
     assert named.scorer == make_scorer("random(seed=0)")
     assert [method.setting.spec for method in methods][2:4] == [

@@ -73,7 +73,6 @@ def test_objects_and_classes_are_taken_as_they_are():
     scorer = Mine()
     assert make_scorer(scorer) is scorer
     assert isinstance(make_scorer(Mine), Mine)
-    assert make_scorer(SnapKV, window=7) == make_scorer("snapkv(window=7)")
     assert make_scorer(SnapKV(window=7)) == make_scorer("snapkv(window=7)")
     assert make_allocator(Ada) == make_allocator("ada")
     assert make_method(scorer) == (scorer, make_allocator("uniform"))
@@ -81,15 +80,13 @@ def test_objects_and_classes_are_taken_as_they_are():
     assert make_method("snapkv", Ada(safeguard=0.5))[1].name == "ada(safeguard=0.5)"
     with pytest.raises(UsageError, match="the allocator is given twice"):
         make_method("snapkv+ada", "ada")
-    with pytest.raises(UsageError, match="method Mine is an object; options are for classes"):
-        make_scorer(scorer, window=3)
 
 
 @pytest.mark.usefixtures("module")
 def test_a_module_of_the_working_folder_is_found():
     scorer, allocator = make_method("my_methods:Stepped(step=4)+my_methods:Half")
     assert (scorer.name, allocator.name) == ("stepped(step=4)", "half")
-    assert make_scorer("my_methods:Stepped", step=2).name == "stepped(step=2)"
+    assert make_scorer("my_methods:Stepped(step=2)").name == "stepped(step=2)"
     assert make_scorer("my_methods:plain").needs == Needs(queries=2)
     counts = allocator.allocate(Request(scores=torch.zeros(2, 3, 9), budget=4, floor=1))
     assert counts.tolist() == [[4] * 3] * 2

@@ -74,10 +74,10 @@ def test_a_plus_outside_parentheses_parts_them(spec, parts):
     assert split_method(spec) == parts
 
 
-def test_options_override_presets_and_text():
-    scorer = make_scorer(" snapkv:paper( window = 16 , kernel=3 ) ", kernel=9)
+def test_options_override_presets():
+    scorer = make_scorer(" snapkv:paper( window = 16 , kernel=9 ) ")
     assert scorer.name == "snapkv(window=16,kernel=9)"
-    assert make_scorer("snapkv(window=auto)") == make_scorer("snapkv", kernel=5, pool="max")
+    assert make_scorer("snapkv(window=auto)") == make_scorer("snapkv(kernel=5,pool=max)")
     assert make_scorer("random(seed=3)").name == "random(seed=3)"
     assert make_scorer("h2o(recents=False)").name == "h2o(recents=false)"
 
