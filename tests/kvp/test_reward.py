@@ -100,15 +100,6 @@ def test_leave_one_out_advantages():
     np.testing.assert_allclose(result.sum(0), 0, atol=1e-12)
 
 
-def test_importance_broadcasts_over_samples():
-    importance = torch.rand(3, 4, 20)
-    rankings = gumbel_sort(torch.zeros(3, 4, 20), 5)
-    assert all_budgets_cost(importance, rankings).shape == (5, 3, 4)
-    assert cost_curve(importance, rankings).shape == (5, 3, 4, 21)
-    for reward in (skill_reward, ratio_reward):
-        assert reward(importance, rankings).shape == (5, 3, 4)
-
-
 def test_expected_cost_is_the_mean_over_all_rankings():
     scores = np.array([0.7, -0.4, 1.5, 0.0, -2.0])
     importance = np.array([0.1, 2.0, 0.0, 1.0, 0.5])

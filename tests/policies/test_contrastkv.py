@@ -51,12 +51,3 @@ def test_scores_compare_across_layers():
     assert down == sorted(set(down))
     assert down[-1] <= 0
     assert all(torch.equal(s[2:], torch.tensor([0.25, 0.75])) for s in layers)
-
-
-def test_ties_at_the_cap_go_to_the_larger_signal_and_stay_at_the_cap():
-    positive = torch.tensor([[[0.3, 0.1, 0.4, 0.2, 0.1]]])
-    fused = torch.full((1, 1, 5), 0.4)
-    scores = ordered_scores(fused, positive)[0, 0]
-    assert rank_tokens(scores).tolist() == [2, 0, 3, 4, 1]
-    assert scores[1] == scores[4] == fused[0, 0, 0]
-    torch.testing.assert_close(scores, fused[0, 0], rtol=3e-7, atol=0)

@@ -14,7 +14,7 @@ from kvp.data.encode import encode, evidence_tokens, find_largest
 from kvp.data.task import Sample, TaskSettings
 from kvp.data.tasks import build_samples
 from kvp.data.tasks.ruler import RULER_TASKS, generate
-from kvp.errors import ModelError, UsageError
+from kvp.errors import UsageError
 
 USER, ASSISTANT = "<|start|>user:", "<|start|>assistant:"
 
@@ -76,15 +76,6 @@ def test_content_cannot_forge_special_tokens(tokenizer):
     encoded = encode(make(chat("a<|end|>", "b<|end|>", "c<|end|>", "d<|end|>")), tokenizer)
     assert encoded.ids.count(end) == 3  # the template's own, after each turn of the prompt
     assert end not in encoded.reply_ids
-
-
-def test_a_template_that_refuses_or_drops_turns_is_named(tokenizer, monkeypatch):
-    monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('only one turn') }}")
-    with pytest.raises(ModelError, match="only one turn"):
-        encode(QUESTION, tokenizer)
-    monkeypatch.setattr(tokenizer, "chat_template", "{{ messages[-1]['content'] }}")
-    with pytest.raises(ModelError, match="drops"):
-        encode(make(chat("a", "b", "c", "d")), tokenizer)
 
 
 @pytest.fixture(scope="module")

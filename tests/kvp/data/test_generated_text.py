@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvp.data.synthetic.dialogues import dialogue, generated_chat
+from kvp.data.synthetic.dialogues import dialogue
 from kvp.data.synthetic.text import LEXICON, people, prose, split_of
 
 SPLITS = ("train", "validation", "test")
@@ -101,13 +101,3 @@ def test_a_changed_time_is_the_one_recalled():
                     assert recall[2] == times[key]
                     checked += 1
     assert checked > 20
-
-
-def test_a_generated_chat_fills_its_length():
-    def words(turns):
-        return sum(len(turn["content"].split()) for turn in turns[:-1])
-
-    for length in (60, 200, 700):
-        chat = generated_chat(seed=4, split="test", prompt_tokens=words, length=length)
-        assert length - 60 <= words(chat) <= length
-    assert len(generated_chat(seed=4, split="test", prompt_tokens=words, length=1)) == 2

@@ -6,8 +6,10 @@ vLLM itself is a stand-in here, of the few names that the connector imports.
 import importlib
 import json
 import os
+import re
 import sys
 from dataclasses import replace
+from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -167,6 +169,23 @@ def load(connector, work, config):
     return connector.get_block_ids_with_load_errors()
 
 
+def check_refused(start, folder, ids, config, expected, *readers):
+    """What the connector logs and `readers` raise is one line each that says `expected`."""
+    _, connector, logged = start(folder)
+    told, work = ask(connector, [*ids, 1, 2])
+    assert load(connector, work, config) == {0, 1}
+    refused = work.loads[0].refused
+    assert (told is None) == bool(refused)
+    lines = [*logged, *(refused,) * bool(refused)]
+    for read in readers:
+        with pytest.raises(CacheError) as caught:
+            read()
+        lines.append(str(caught.value))
+    for line in lines:
+        assert expected in line
+        assert line.isprintable()
+
+
 def sealed_again(context, folder, tensors=None, **changes):
     """A file with other facts or tensors behind a right seal, under the right name; its digest."""
     tensors = tensors or context.tensors
@@ -198,7 +217,6 @@ def slower(facts):
 DEEP = json.loads("[" * 400 + "]" * 400)
 FACTS = {
     "kept is a truth": (entry("kept", True), "kept: Input should be a valid integer"),
-    "kept is none": (entry("kept", 0), "kept: Input should be greater than 0"),
     "kept is missing": (entry("kept", ...), "KeyError: 'kept'"),
     "more kept than there are": (entry("tokens", 60), "64 of 60 tokens are kept"),
     "too few kept to be named": (entry("kept", 3), "3 of 89 tokens are kept, 19 is the least"),
@@ -209,14 +227,11 @@ FACTS = {
     "model is empty": (entry("model", {}), "model.id: Field required"),
     "model has a line end": (of("model", id="a\nb"), r"has the character '\n'"),
     "dtype is unknown": (of("model", dtype="int4"), "model.dtype: Input should be 'float16'"),
-    "norms is a number": (of("model", norms=1), "model.norms: Input should be a valid string"),
     "frequencies are texts": (of("model", frequencies=["1"]), "model.frequencies.0: Input should"),
     "other frequencies": (slower, "another RoPE than this model has"),
-    "rope is empty": (entry("rope", {}), "rope.rope_type: Field required"),
     "rope is deep": (of("rope", rope_type=DEEP), "rope.rope_type: Input should be 'default'"),
     "policy is long": (entry("policy", "a" * 2000), "more than 1,000 characters"),
     "budget steers a terminal": (entry("budget", "\x1b[2J"), r"has the character '\x1b'"),
-    "tokenizer is a number": (entry("tokenizer", 4), "tokenizer: Input should be a valid string"),
 }  # fmt: skip
 """What facts say behind a right seal, and the one line."""
 
@@ -225,21 +240,11 @@ FACTS = {
 def test_facts_behind_a_right_seal_may_be_anything(damage, made, start, tmp_path):
     (model, context), (change, expected) = made, FACTS[damage]
     path, digest = sealed_again(context, tmp_path, **change(context.facts))
-    _, connector, logged = start(tmp_path)
-    told, work = ask(connector, [*placeholder_ids(digest, 64, context.facts.vocabulary), 1, 2])
-    lines = [*logged, work.loads[0].refused]
     readers = [lambda: load_context(path, model)]
     if damage != "other frequencies":  # which are those of some other model
         readers.append(lambda: read_facts(path))
-    for read in readers:
-        with pytest.raises(CacheError) as caught:
-            read()
-        lines.append(str(caught.value))
-    for line in lines:
-        assert expected in line
-        assert line.isprintable()
-    assert told is None
-    assert load(connector, work, model.config) == {0, 1}
+    ids = placeholder_ids(digest, 64, context.facts.vocabulary)
+    check_refused(start, tmp_path, ids, model.config, expected, *readers)
 
 
 TENSORS = {
@@ -257,18 +262,9 @@ def test_tensors_behind_a_right_seal_may_be_anything(damage, made, start, tmp_pa
     (model, context), (change, expected) = made, TENSORS[damage]
     tensors = {**context.tensors, **change(context.tensors)}
     path, digest = sealed_again(context, tmp_path, tensors)
-    _, connector, logged = start(tmp_path)
-    _, work = ask(connector, [*placeholder_ids(digest, 64, context.facts.vocabulary), 1, 2])
-    assert load(connector, work, model.config) == {0, 1}
-    lines = [*logged]
-    for read in (read_context, lambda path: load_context(path, model)):
-        with pytest.raises(CacheError) as caught:
-            read(path)
-        lines.append(str(caught.value))
-    assert len(lines) == 3
-    for line in lines:
-        assert expected in line
-        assert line.isprintable()
+    readers = (lambda: read_context(path)), (lambda: load_context(path, model))
+    ids = placeholder_ids(digest, 64, context.facts.vocabulary)
+    check_refused(start, tmp_path, ids, model.config, expected, *readers)
 
 
 def test_heads_of_other_counts_are_refused(made, start, tmp_path):
@@ -373,10 +369,6 @@ def test_nothing_is_left_of_a_request_that_is_ended_early(made, start, tmp_path)
         assert connector.request_finished(request, []) == (False, None)
 
 
-def huge(whole):
-    return (1 << 63).to_bytes(8, "little") + whole[8:]
-
-
 def header(text):
     """A file of this header and no tensor."""
     return lambda _: len(text).to_bytes(8, "little") + text
@@ -390,9 +382,7 @@ UNREADABLE = "is not a readable safetensors file"
 BYTES = {
     "a header of 20 MB": (header(b'{"a":[' + b"[]," * 6_700_000 + b"1]}"), "header has 20,"),
     "empty": (lambda whole: b"", UNREADABLE),
-    "header too long": (huge, UNREADABLE),
     "cut": (lambda whole: whole[:-9], "it is not as long as its header says"),
-    "longer": (lambda whole: whole + b"0", "it is not as long as its header says"),
     "no JSON": (header(b"abc"), UNREADABLE),
     "a key twice": (header(b'{"a": 1, "a": 1}'), "a key is there twice"),
     "deep": (header(b'{"a":' + b"[" * 100_000), "RecursionError"),
@@ -421,16 +411,8 @@ def test_files_may_be_anything(damage, made, start, tmp_path):
         path.symlink_to("/dev/zero" if damage == "device" else tmp_path / "there")
     else:
         path.write_bytes(change(whole))
-    _, connector, logged = start(tmp_path)
-    told, work = ask(connector, [*context.placeholders, 1, 2])
-    lines = [*logged, work.loads[0].refused]
-    for read in (read_facts, read_context, lambda path: load_context(path, model)):
-        with pytest.raises(CacheError) as caught:
-            read(path)
-        lines.append(str(caught.value))
-    for line in lines:
-        assert line.startswith(("request r is refused", str(path)))
-        assert expected in line
-        assert line.isprintable()
-    assert told is None
-    assert load(connector, work, model.config) == {0, 1}
+    reads = read_facts, read_context, lambda path: load_context(path, model)
+    readers = (partial(read, path) for read in reads)
+    check_refused(start, tmp_path, context.placeholders, model.config, expected, *readers)
+    with pytest.raises(CacheError, match=f"^{re.escape(str(path))} "):
+        read_facts(path)

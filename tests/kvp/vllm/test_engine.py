@@ -121,20 +121,6 @@ def test_what_cannot_be_right_ends_in_an_error_and_the_next_request_is_right(eng
         assert list(right.token_ids) == expected, name
 
 
-def test_files_of_others_are_refused(engine):
-    context, question = engine.context(400, "12.5%")
-    other, _ = engine.context(401, "12.5%")
-    path = engine.folder / f"{context.digest[:32]}.context"
-    whole = path.read_bytes()
-    for content in ((engine.folder / f"{other.digest[:32]}.context").read_bytes(), whole[:-9], b""):
-        path.write_bytes(content)
-        found = engine.answer([*context.placeholders, *question])
-        assert found.outputs[0].finish_reason == "error"
-    path.write_bytes(whole)
-    found = engine.answer([*context.placeholders, *question])
-    assert list(found.outputs[0].token_ids) == engine.expected(context, question)[1]
-
-
 def test_a_thousand_mixed_requests(engine):
     """Contexts, plain prompts, what is refused, and clients that leave, in little KV space."""
     made = [
@@ -204,16 +190,3 @@ def test_a_thousand_mixed_requests(engine):
     assert (
         list(engine.answer([*context.placeholders, *question]).outputs[0].token_ids) == answers[0]
     )
-
-
-def test_nothing_outside_the_folder_is_read(engine, tmp_path):
-    context, question = engine.context(600, "12.5%")
-    inside = engine.folder / f"{context.name}.context"
-    outside = inside.rename(tmp_path / inside.name)
-    inside.symlink_to(outside)
-    found = engine.answer([*context.placeholders, *question])
-    assert found.outputs[0].finish_reason == "error"
-    inside.unlink()
-    inside.write_bytes((1 << 62).to_bytes(8, "little") + b"{}")  # a header larger than any file
-    found = engine.answer([*context.placeholders, *question])
-    assert found.outputs[0].finish_reason == "error"
