@@ -296,7 +296,7 @@ def keep(
     by_ranking: dict[tuple[str, str, str | None], list[Method]] = {}
     for method in settings:
         if method.shrinks(tokens):
-            by_ranking.setdefault(method.setting.ranking, []).append(method)
+            by_ranking.setdefault(method.ranking, []).append(method)
         else:
             yield method, all_tokens(start)
     for same in by_ranking.values():
@@ -311,12 +311,12 @@ def identify(config: EvalConfig, prompt: Prompt, protocol: str, method: Method) 
     """Fields of a record that identify it, known before the prompt runs."""
     return {
         "model": config.model_name,
-        **method.setting.fields,
+        **method.fields,
         "protocol": protocol,
         "task": prompt.task,
         "split": config.split,
         "length": config.length,
-        "budget_spec": method.spec,
+        "budget_spec": method.budget_spec,
         "example": prompt.sample.id,
         "seed": config.seed,
     }

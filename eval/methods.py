@@ -41,10 +41,9 @@ PROTECTIONS = {"both": (True, False), "on": (True,), "off": (False,)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method:
+class Method(MethodSetting):
     """A method that runs: its setting, and what chooses tokens in it."""
 
-    setting: MethodSetting
     scorer: Scorer | None = field(default=None, compare=False)
     """What ranks the tokens; None for the full cache."""
     rule: Allocator | None = field(default=None, compare=False)
@@ -64,21 +63,20 @@ class Method:
 
     def at(self, budget: Budget | None, protection: Protection | None) -> Method:
         """The method at a budget, with the tokens that are always kept; None: not protected."""
-        setting = replace(self.setting, protected=protection is not None)
         kept = UNPROTECTED if protection is None else protection
-        return replace(self, setting=setting, budget=budget, protection=kept)
+        return replace(self, protected=protection is not None, budget=budget, protection=kept)
 
     @property
-    def spec(self) -> str | None:
-        """`budget_spec` of its records."""
+    def budget_spec(self) -> str | None:
+        """As its records have it."""
         if self.budget is not None:
             return str(self.budget)
-        return SELF_SIZED if self.setting.self_sized else None
+        return SELF_SIZED if self.self_sized else None
 
     @property
     def key(self) -> Key:
         """`SETTING_FIELDS` of its records."""
-        return key_of({**self.setting.fields, "budget_spec": self.spec}, SETTING_FIELDS)
+        return key_of({**self.fields, "budget_spec": self.budget_spec}, SETTING_FIELDS)
 
     def tokens(self, cached: int) -> int:
         """Tokens per KV head that it may keep of `cached` ones, all of them without a budget."""
@@ -86,7 +84,7 @@ class Method:
 
     def shrinks(self, cached: int) -> bool:
         """Whether it may evict some of `cached` tokens."""
-        return self.setting.self_sized or self.tokens(cached) < cached
+        return self.self_sized or self.tokens(cached) < cached
 
 
 Given = str | Scorer | type[Scorer] | tuple[Scorer, Allocator | None]
@@ -161,10 +159,10 @@ def build_methods(
         if scorer == FULL:
             if rule is not None:
                 raise UsageError(f"--methods {method}: the full cache has no allocator")
-            built.append(Method(setting=MethodSetting(method=FULL)))
+            built.append(Method(method=FULL))
             continue
         if not isinstance(scorer, str):
-            earlier = objects.setdefault(method_of(scorer).setting.ranking, scorer)
+            earlier = objects.setdefault(method_of(scorer).ranking, scorer)
             if earlier is not scorer and earlier != scorer:
                 raise UsageError(f"methods: two scorers are called {scorer.name!r}: name one anew")
         built += [
@@ -231,14 +229,15 @@ def _tuned_methods(settings: TunedSettings, policies: Sequence[str], seed: int) 
         chosen, group = entry.chosen, entry.group
         rankings = [
             method for method in _rankings(chosen.scorer, policies, seed)
-            if group in ("", method.setting.group)
+            if group in ("", method.group)
         ]  # fmt: skip
         if not rankings:
             raise UsageError(f"--methods {TUNED}: --policies has none called {group}; name it")
         for ranking in rankings:
             method = with_allocator(ranking, chosen.allocator)
-            setting = replace(method.setting, protected=chosen.protected)
-            yield replace(method, setting=setting, tuned=settings, protocol=entry.protocol)
+            yield replace(
+                method, protected=chosen.protected, tuned=settings, protocol=entry.protocol
+            )
 
 
 def with_allocator(method: Method, spec: str | Allocator) -> Method:
@@ -249,9 +248,10 @@ def with_allocator(method: Method, spec: str | Allocator) -> Method:
         _, rule = make_method(method.scorer, make_allocator(written or spec))
     except UsageError as error:
         raise UsageError(f"--methods, --allocators: {error}") from None
-    setting = replace(method.setting, allocator=rule.name, self_sized=sizes_itself(rule))
-    used = None if rule.name == UNIFORM else rule
-    return replace(method, setting=setting, rule=used, written=(method.written[0], written))
+    used, both = None if rule.name == UNIFORM else rule, (method.written[0], written)
+    return replace(
+        method, allocator=rule.name, self_sized=sizes_itself(rule), rule=used, written=both
+    )
 
 
 def registered_method(spec: str, seed: int) -> Method:
@@ -270,11 +270,11 @@ def method_of(scorer: Scorer, **of_policy: Any) -> Method:  # noqa: ANN401
     """
     if isinstance(scorer, LearnedScorer):
         seed, label = scorer.metadata["training"].get("seed"), Path(scorer.label).name
-        setting = MethodSetting(method=LEARNED, policy=label, policy_seed=seed)
-        return Method(setting=replace(setting, **of_policy), scorer=scorer)
+        method = Method(method=LEARNED, policy=label, policy_seed=seed, scorer=scorer)
+        return replace(method, **of_policy)
     name = re.split(r"[:(]", scorer.name)[0]
     variant = scorer.name.removeprefix(name).strip(":()") or "auto"
-    return Method(setting=MethodSetting(method=name, variant=variant), scorer=scorer)
+    return Method(method=name, variant=variant, scorer=scorer)
 
 
 def learned_methods(arguments: Sequence[str]) -> list[Method]:
@@ -306,7 +306,7 @@ def file_digests(policies: Sequence[str], methods: Sequence[Method]) -> dict[str
     digests = {label: sha256_file(source.folder / INDEX) for label, source in sources.items()}
     for method in methods:
         if isinstance(method.rule, Evolved):
-            digests[method.setting.allocator] = sha256_file(budget_path(method.rule.file))
+            digests[method.allocator] = sha256_file(budget_path(method.rule.file))
         if isinstance(method.scorer, KVzap):
             digests[method.scorer.name] = method.scorer.digest
     return digests
@@ -338,8 +338,8 @@ def trained_tasks(methods: Iterable[Method], files: Mapping[str, str]) -> dict[s
 def policies_of(methods: Iterable[Method]) -> dict[str, LearnedScorer]:
     """The policies that methods rank with, by label."""
     return {
-        method.setting.policy: method.scorer
-        for method in methods if method.setting.policy and isinstance(method.scorer, LearnedScorer)
+        method.policy: method.scorer
+        for method in methods if method.policy and isinstance(method.scorer, LearnedScorer)
     }  # fmt: skip
 
 

@@ -254,7 +254,7 @@ def prepare(
 def _check_names(model: str, methods: Sequence[Method], prompts: Sequence[Prompt]) -> None:
     """Raise UsageError on a name that results cannot hold, or that two prompts have."""
     with foreign("a run", UsageError, "cannot be recorded"):
-        labels = [method.setting.spec for method in methods]
+        labels = [method.spec for method in methods]
         for name in {model, *labels, *(prompt.task for prompt in prompts)}:
             plain_name(name)
         names = Counter(f"{prompt.sample.id} of {prompt.task}" for prompt in prompts)
@@ -306,10 +306,10 @@ def plan(
     small, notes = _small(budgets, lengths, protection=protection, protected=protected)
     settings: list[Method] = []
     for method in methods:
-        full, chosen = method.scorer is None, (method.setting.protected,)
+        full, chosen = method.scorer is None, (method.protected,)
         settings += [
             method.at(budget, protected if flag else None)
-            for budget in ((None,) if full or method.setting.self_sized else budgets)
+            for budget in ((None,) if full or method.self_sized else budgets)
             for flag in (chosen if full or method.tuned else PROTECTIONS[protection])
             if not (flag and budget in small)
         ]

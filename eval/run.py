@@ -301,7 +301,7 @@ def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) ->
     work = prepared.work
     prompt, protocol, settings = next((one for one in work if not one[0].forced), work[0])
     timed = [other for other in prepared.prompts if other.forced == prompt.forced][:prompts]
-    protected = {one.at(one.budget, None) for one in settings if one.setting.protected}
+    protected = {one.at(one.budget, None) for one in settings if one.protected}
     once = [one for one in settings if one not in protected]  # protection costs nothing
     merge_records(file, timing_records(bench, timed, protocol, once), TIMING_KEY)
 

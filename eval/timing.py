@@ -56,9 +56,9 @@ def timing_records(
     return [
         {
             "model": bench.config.model_name,
-            **method.setting.fields,
+            **method.fields,
             "protocol": protocol,
-            "budget_spec": method.spec,
+            "budget_spec": method.budget_spec,
             "budget": None if method.budget is None else method.tokens(middle),
             "prompts": len(prompts),
             **{name: statistics.median_low(run[name] for run in measured) for name in measured[0]},

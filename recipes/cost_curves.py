@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=32)
     given = parser.parse_args()
     methods = build_methods(split_list(given.methods), policies=split_list(given.policies))
-    scorers = {method.setting.method: method.scorer for method in methods if method.scorer}
+    scorers = {method.method: method.scorer for method in methods if method.scorer}
     if more := [name for name, scorer in scorers.items() if needs_scorer_inputs(scorer.needs)]:
         raise UsageError(f"--methods {','.join(more)}: traces do not hold what they read")
     rows = measure(TraceReader(given.traces), scorers, given.sequences)

@@ -244,7 +244,7 @@ def load_prompts(
 def _method(config: EvalConfig) -> tuple[Method, Scorer]:
     """The one method that ranks the tokens; UsageError where it cannot be searched with."""
     method, *others = methods_of(config)
-    if others or method.scorer is None or method.setting.allocator != UNIFORM:
+    if others or method.scorer is None or method.allocator != UNIFORM:
         raise UsageError(f"--scorer {config.methods}: name one scorer, without allocator")
     if method.scorer.needs.future:
         raise UsageError(f"--scorer {config.methods} needs the future: search with another method")

@@ -83,11 +83,11 @@ def compression(
         if value not in known:
             raise UsageError(f"{name}={value} is not one of {', '.join(known)}")
     chosen = _method(method, policies, seed, QUESTIONS[question])
-    protected = chosen.setting.protected if chosen.tuned else protection == "on"
+    protected = chosen.protected if chosen.tuned else protection == "on"
     kept = Protection(sinks=sinks, recents=recents) if protected else UNPROTECTED
     chosen = chosen.at(_budget(chosen, budget, kept), kept if protected and chosen.scorer else None)
     identity = {
-        "method": chosen.setting.spec, "budget": chosen.spec,
+        "method": chosen.spec, "budget": chosen.budget_spec,
         "protection": [kept.sinks, kept.recents],
         "files": file_digests(split_list(policies), [chosen]),
         "question": question, "seed": seed,
@@ -108,7 +108,7 @@ def _method(spec: str, policies: str, seed: int, protocol: str) -> Method:
         ) from None
     methods = tuple(method for method in methods if method.protocol in (None, protocol))
     if len(methods) != 1:
-        names = ", ".join(method.setting.spec for method in methods) or "nothing"
+        names = ", ".join(method.spec for method in methods) or "nothing"
         raise UsageError(f"method={spec} means {names} here: the harness runs one method at a time")
     (method,) = methods
     if method.scorer is not None and method.scorer.needs.future:
@@ -117,11 +117,11 @@ def _method(spec: str, policies: str, seed: int, protocol: str) -> Method:
 
 
 def _budget(method: Method, budget: str | int | None, protection: Protection) -> Budget | None:
-    if method.scorer is None or method.setting.self_sized:
+    if method.scorer is None or method.self_sized:
         return None
     if budget is None:
         raise UsageError(
-            f"budget= is missing: tokens per KV head that {method.setting.spec} keeps, as a number "
+            f"budget= is missing: tokens per KV head that {method.spec} keeps, as a number "
             "(128) or a share (12.5%)"
         )
     parsed = parse_budget(budget)

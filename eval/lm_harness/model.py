@@ -136,7 +136,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         """Log-likelihood of whole texts, as HFLM; UsageError for a method that evicts."""
         if self.compression.method.scorer is not None:
             raise UsageError(
-                f"method={self.compression.method.setting.spec}: a running text has no context to "
+                f"method={self.compression.method.spec}: a running text has no context to "
                 "compress; kvp eval --tasks text measures its perplexity after eviction"
             )
         scores: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)

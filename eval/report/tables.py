@@ -11,7 +11,7 @@ from eval.report.costs import Timing, passes
 from eval.results.comparison import Cells, Comparison, resolved_keys
 from eval.results.frame import OVERALL
 from eval.results.records import FULL, SEEN, SELF_SIZED
-from eval.results.settings import MethodSetting, are_shares
+from eval.results.settings import IN_WORDS, MethodSetting, are_shares
 from eval.results.stats import Interval
 from policies.registry import NULLS
 
@@ -70,7 +70,7 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
     """
     cells, specs = comparison.cells, [*comparison.budgets]
     lines = {setting: note for setting, note in lines.items() if setting in comparison.settings}
-    kinds = {setting.protection for setting in lines if setting.method != FULL}
+    kinds = {IN_WORDS[setting.protected] for setting in lines if setting.method != FULL}
     alike = "".join(kinds) if len(kinds) == 1 and not which else ""  # of all rows, said once
     own_size = any(setting.self_sized for setting in comparison.settings)
     over = {

@@ -19,13 +19,15 @@ from kvp.budgets import parse_budget
 
 PROTECTED = " +p"
 """What a label ends with where first and last tokens are always kept."""
+IN_WORDS = {True: "protected", False: "unprotected"}
+"""The same in words."""
 RECOMMENDED = ("global", "ada")
 """Allocators of a policy, the one that is shown first (docs/decisions.md has the reasons)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSetting:
-    """A method with its setting, from the flags to the page; all else there is of it holds this."""
+    """A method with its setting, from the flags (`eval.methods.Method`) to the page."""
 
     method: str
     """Registered name, `kvp` or `full`."""
@@ -110,12 +112,7 @@ class MethodSetting:
         words = [] if self.variant == "auto" else [self.variant]
         if self.allocator != UNIFORM and not self.self_sized:
             words.append(f"+{self.allocator}")
-        return ", ".join([*words, self.protection])
-
-    @property
-    def protection(self) -> str:
-        """Whether first and last tokens are always kept, in a word."""
-        return "protected" if self.protected else "unprotected"
+        return ", ".join([*words, IN_WORDS[self.protected]])
 
     def distance_from_default(self) -> tuple[bool, int, bool]:
         """Least for a method without preset or options, uniform budgets, protected.

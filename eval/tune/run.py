@@ -11,7 +11,7 @@ their prompts: of the answers' scores, or of minus the nats per token where repl
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pandas
 from rich.console import Console
@@ -36,8 +36,8 @@ from eval.results.folder import open_folder, write_manifest
 from eval.results.records import FULL, LEARNED, ROWS, RecordFile, group_by, key_of, seal
 from eval.results.stats import Unit, bootstrap_mean
 from eval.run import evaluate_all, load_bench
-from eval.tune.search import Space, next_batch
-from eval.tune.tuned_settings import SETTINGS, Scored, Tuned, TunedSettings, save_settings
+from eval.tune.search import Search, next_batch
+from eval.tune.tuned_settings import SETTINGS, Scored, TunedSettings, save_settings
 from kvp.artifacts.files import atomic_write_bytes, digest_json
 from kvp.artifacts.manifest import recorded_name, run_manifest
 from kvp.errors import UsageError
@@ -46,57 +46,10 @@ from kvp.program.progress import phase, say
 from kvp.ranking import UNPROTECTED
 from policies import make_allocator, sizes_itself, split_method
 from policies.base import Grid, Options, option_names
-from policies.registry import FROM_OUTSIDE, METHODS, NULLS
+from policies.registry import NULLS
 
 TABLE = "settings.csv"
 """Every setting that was tried, in the order of trying."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """The search of one method, policy seeds together, under one protocol."""
-
-    requested: str
-    """The method as `--methods` names it."""
-    scorer: str
-    """Its scorer."""
-    group: str
-    """Policies that differ only in seed, where there are several groups."""
-    runs: tuple[Method, ...]
-    """The method with its defaults; one per policy seed."""
-    space: Space
-    protocol: str = ""
-    scored: dict[Method, Scored] = field(default_factory=dict)
-    """What was tried so far, in order."""
-
-    @property
-    def scores(self) -> dict[Method, float]:
-        """What was tried so far, for `next_batch`."""
-        return {setting: scored.score for setting, scored in self.scored.items()}
-
-    @property
-    def tuned(self) -> Tuned:
-        """What was chosen, and from how many."""
-        return Tuned(
-            method=self.runs[0].setting.method,
-            group=self.group,
-            requested=self.requested,
-            protocol=self.protocol,
-            chosen=max(self.scored.values(), key=lambda scored: scored.score),
-            published=tuple(filter(None, map(self.scored.get, self.space.start))),
-            tried=len(self.scored),
-        )
-
-    def spec(self, method: Method) -> str:
-        """Specification of a setting's scorer, for `--methods`."""
-        written = self.runs[0].written[0]
-        same = method.setting.ranking == self.runs[0].setting.ranking
-        if method.scorer is None or written is None or same:
-            return self.scorer
-        if written.name in (*METHODS, *FROM_OUTSIDE):
-            return method.scorer.name
-        options = method.scorer.name.removeprefix(method.setting.method)
-        return f"{written.name}:{written.argument}{options}"
 
 
 def subjects_of(config: TuneConfig) -> list[Search]:
@@ -114,7 +67,7 @@ def _searches(config: TuneConfig, scorer: str, rule: str | None) -> Iterator[Sea
             yield _search(config, name, rule, "", [registered_method(name, config.seed)])
         return
     policies = learned_methods(config.evaluation.policy_list)
-    groups = group_by(policies, lambda one: one.setting.group)
+    groups = group_by(policies, lambda one: one.group)
     for group, runs in groups.items():
         yield _search(config, scorer, rule, group if len(groups) > 1 else "", runs)
 
@@ -143,14 +96,17 @@ def _search(
         for allocated in (with_allocator(one, allocators[0]) for one in (runs[0], *published))
         for protected in PROTECTIONS[config.protection]
     ]
-    space = Space(
+    return Search(
+        requested=requested,
+        scorer=spec,
+        group=group,
+        runs=tuple(runs),
         start=tuple(dict.fromkeys(start)),
         options={name: values for name, values in grid.items() if name not in fixed},
         allocators=allocators,
         allocator_options=rule is None,
         tokens=config.length,
     )
-    return Search(requested=requested, scorer=spec, group=group, runs=tuple(runs), space=space)
 
 
 def _grid_of(made: object) -> Grid:
@@ -203,7 +159,7 @@ class Tuning:
         count = self.config.settings_per_method
         while wanted := [
             (search, batch) for search in self.searches
-            if (batch := next_batch(search.space, search.scores, count))
+            if (batch := next_batch(search, search.scores, count))
         ]:  # fmt: skip
             phase(
                 f"at least {min(len(search.scored) for search, _ in wanted)} settings of each "
@@ -226,17 +182,17 @@ class Tuning:
 
     def runs(self, search: Search, method: Method) -> list[Method]:
         """A setting of a method at every budget, for every policy seed."""
-        protection = self.protected if method.setting.protected else None
+        protection = self.protected if method.protected else None
         runs: Iterable[Method] = (method,)
-        if method.setting.method == LEARNED:
-            rule = method.rule or method.setting.allocator
+        if method.method == LEARNED:
+            rule = method.rule or method.allocator
             runs = (with_allocator(run, rule) for run in search.runs)
         return [run.at(budget, protection) for run in runs for budget in self.budgets]
 
     def score(self, file: RecordFile, search: Search, method: Method) -> Scored:
         """A measured setting with its score on the prompts and budgets of this run."""
         config = self.config.evaluation
-        of_policy = group_by(self.runs(search, method), lambda run: run.setting.policy)
+        of_policy = group_by(self.runs(search, method), lambda run: run.policy)
         scores: dict[Hashable, dict[Unit, float]] = {
             policy: {
                 (prompt.task, prompt.sample.id): sum(
@@ -248,10 +204,9 @@ class Tuning:
         }  # fmt: skip
         bounds = None if self.prepared.prompts[0].forced else (0, 1)
         interval = bootstrap_mean(scores, bounds=bounds)
-        setting = method.setting
         return Scored(
-            scorer=search.spec(method), variant=setting.variant, allocator=setting.allocator,
-            protected=setting.protected, score=interval.mean,
+            scorer=search.spec(method), variant=method.variant, allocator=method.allocator,
+            protected=method.protected, score=interval.mean,
             interval=(interval.low, interval.high),
         )  # fmt: skip
 
@@ -277,7 +232,7 @@ def run(config: TuneConfig) -> TunedSettings:
     subjects = subjects_of(config)
     methods = [  # with every allocator: to check, and to digest the files they come from
         with_allocator(method, rule.name)
-        for subject in subjects for method in subject.runs for rule in subject.space.allocators
+        for subject in subjects for method in subject.runs for rule in subject.allocators
     ]  # fmt: skip
     evaluation = config.evaluation
     phase("preparing prompts")

@@ -15,24 +15,34 @@ when all settings are used up, the search goes on beyond it, with at most as man
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter
 from typing import Any
 
 from eval.methods import Method, method_of, with_allocator
+from eval.tune.tuned_settings import Scored, Tuned
 from kvp.errors import UsageError
 from kvp.ranking import Allocator
 from policies.base import Grid, Options
+from policies.registry import FROM_OUTSIDE, METHODS
 
 Scores = Mapping[Method, float]
 """Score of every setting that was tried, in the order of trying; higher is better."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Space:
-    """Everything that is searched for one method."""
+class Search:
+    """The search of one method, policy seeds together, under one protocol."""
 
+    requested: str
+    """The method as `--methods` names it."""
+    scorer: str
+    """Its scorer."""
+    group: str
+    """Policies that differ only in seed, where there are several groups."""
+    runs: tuple[Method, ...]
+    """The method with its defaults; one per policy seed."""
     start: tuple[Method, ...]
     """Default and presets, with and without protection as far as both are searched."""
     options: Grid
@@ -43,6 +53,37 @@ class Space:
     """Whether the allocators' options are searched, too."""
     tokens: int
     """Tokens of the longest prompt: no number is doubled to more."""
+    protocol: str = ""
+    scored: dict[Method, Scored] = field(default_factory=dict)
+    """What was tried so far, in order."""
+
+    @property
+    def scores(self) -> Scores:
+        """What was tried so far, for `next_batch`."""
+        return {setting: scored.score for setting, scored in self.scored.items()}
+
+    @property
+    def tuned(self) -> Tuned:
+        """What was chosen, and from how many."""
+        return Tuned(
+            method=self.runs[0].method,
+            group=self.group,
+            requested=self.requested,
+            protocol=self.protocol,
+            chosen=max(self.scored.values(), key=lambda scored: scored.score),
+            published=tuple(filter(None, map(self.scored.get, self.start))),
+            tried=len(self.scored),
+        )
+
+    def spec(self, method: Method) -> str:
+        """Specification of a setting's scorer, for `--methods`."""
+        written = self.runs[0].written[0]
+        if method.scorer is None or written is None or method.ranking == self.runs[0].ranking:
+            return self.scorer
+        if written.name in (*METHODS, *FROM_OUTSIDE):
+            return method.scorer.name
+        options = method.scorer.name.removeprefix(method.method)
+        return f"{written.name}:{written.argument}{options}"
 
     def grids(self, setting: Method) -> dict[str, Sequence[Any]]:
         """Values of what can be changed about a setting, by where they stand in it."""
@@ -52,22 +93,22 @@ class Space:
             **{f"scorer.{name}": values for name, values in self.options.items()},
             "rule": self.allocators,
             **{f"rule.{name}": values for name, values in rule.items()},
-            "setting.protected": tuple(dict.fromkeys(one.setting.protected for one in self.start)),
+            "protected": tuple(dict.fromkeys(one.protected for one in self.start)),
         }
 
 
-def next_batch(space: Space, scores: Scores, count: int) -> list[Method]:
+def next_batch(search: Search, scores: Scores, count: int) -> list[Method]:
     """Settings to try next; none when `count` are known and no end is open, or no more exist."""
     if not scores:
-        return list(space.start)[:count]
+        return list(search.start)[:count]
     ranked = sorted(scores, key=lambda setting: -scores[setting])  # of equal ones the first
     steps: Iterable[Iterable[Method | None]]
     if len(scores) < count:
-        unseen = (_unseen(space, ranked, name) for name in space.grids(ranked[0]))
-        near = (_neighbours(space, ranked[0], halfway=halfway) for halfway in (False, True))
-        steps = chain(unseen, near, (_neighbours(space, setting) for setting in ranked))
+        unseen = (_unseen(search, ranked, name) for name in search.grids(ranked[0]))
+        near = (_neighbours(search, ranked[0], halfway=halfway) for halfway in (False, True))
+        steps = chain(unseen, near, (_neighbours(search, setting) for setting in ranked))
     else:
-        steps, count = (_neighbours(space, ranked[0], tried=scores),), 2 * count
+        steps, count = (_neighbours(search, ranked[0], tried=scores),), 2 * count
     for step in steps:
         if fresh := dict.fromkeys(one for one in step if one is not None and one not in scores):
             return list(fresh)[: count - len(scores)]
@@ -87,13 +128,12 @@ def _with_value(setting: Method, name: str, value: Any) -> Method | None:  # noq
         return _with_value(setting, name, value + 1) if even else None
     if owner == "rule":
         return with_allocator(setting, made)
-    if owner == "scorer":
-        of = replace(setting.setting, variant=method_of(made).setting.variant)
-        return replace(setting, scorer=made, setting=of)
-    return replace(setting, setting=made)
+    if option:
+        return replace(setting, scorer=made, variant=method_of(made).variant)
+    return replace(setting, protected=made)
 
 
-def _unseen(space: Space, ranked: Sequence[Method], name: str) -> Sequence[Method | None]:
+def _unseen(search: Search, ranked: Sequence[Method], name: str) -> Sequence[Method | None]:
     """The best setting with every value that none has had.
 
     Where options exclude each other, it is the best setting that can have them.
@@ -101,20 +141,20 @@ def _unseen(space: Space, ranked: Sequence[Method], name: str) -> Sequence[Metho
     rule = type(ranked[0].rule)
     able = [one for one in ranked if not name.startswith("rule.") or type(one.rule) is rule]
     seen = list(map(attrgetter(name), able))
-    values = [value for value in space.grids(ranked[0])[name] if value not in seen]
+    values = [value for value in search.grids(ranked[0])[name] if value not in seen]
     changed = ([_with_value(one, name, value) for value in values] for one in able)
     return next(filter(any, changed), ())
 
 
 def _neighbours(
-    space: Space, setting: Method, *, halfway: bool = False, tried: Iterable[Method] | None = None
+    search: Search, setting: Method, *, halfway: bool = False, tried: Iterable[Method] | None = None
 ) -> Iterator[Method | None]:
     """The setting with one value changed: to other choices, to the next numbers or halfway there.
 
     With `tried`, only to numbers beyond all that were tried with the same allocator.
     """
     alike = [one for one in tried or () if type(one.rule) is type(setting.rule)]
-    for name, values in space.grids(setting).items():
+    for name, values in search.grids(setting).items():
         value = attrgetter(name)(setting)
         numbers = list(filter(_is_number, values))
         if tried is None:
@@ -126,7 +166,7 @@ def _neighbours(
         greater = min((one for one in numbers if one > value), default=2 * value)
         known = list(filter(_is_number, map(attrgetter(name), alike)))
         steps = [smaller] if min(known, default=value) >= value else []
-        if max(known, default=value) <= value and (greater in numbers or greater <= space.tokens):
+        if max(known, default=value) <= value and (greater in numbers or greater <= search.tokens):
             steps.append(greater)
         if halfway:
             middle = [float(f"{(value + step) / 2:.2g}") for step in steps]

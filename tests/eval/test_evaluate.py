@@ -93,11 +93,11 @@ def test_records_count_the_evidence_of_every_head(bench, prompts, protocol):
     settings = [*_settings("full", None)[1:], *_settings("ring,random,knorm+ada", "40%")]
     rows = evaluate_prompt(bench, prompt, protocol, settings)
     start = run_prefix(bench, prompt, protocol)
-    kept = {(s.setting.spec, s.setting.protected): k for s, k in keep(start, settings, None)}
+    kept = {(s.spec, s.protected): k for s, k in keep(start, settings, None)}
     assert rows[0]["evidence_kept"] == [[len(prompt.evidence)] * 2] * 2
     assert rows[0]["evidence_lost"] == 0
     for row, setting in zip(rows, [s for s, _ in keep(start, settings, None)], strict=True):
-        heads = kept[setting.setting.spec, setting.setting.protected].tolist()
+        heads = kept[setting.spec, setting.protected].tolist()
         counts = [[sum(t in head for t in prompt.evidence) for head in layer] for layer in heads]
         anywhere = {token for layer in heads for head in layer for token in head}
         assert row["evidence_tokens"] == len(prompt.evidence) > 3

@@ -134,8 +134,8 @@ def test_the_last_token_is_never_kept(bench, prompts, protection):
     cached = prompt.encoded.prompt_length - 1
     for method in build_methods(split_list(HEURISTICS)):
         kept = _kept(bench, prompt, "query_aware", _setting(method, "30", protection))
-        assert ((kept >= 0).sum(-1) == 30).all(), method.setting.method
-        assert int(kept.max()) < cached, method.setting.method
+        assert ((kept >= 0).sum(-1) == 30).all(), method.method
+        assert int(kept.max()) < cached, method.method
         if protection.recents:
             newest = list(range(cached - protection.recents, cached))
             assert kept[..., -protection.recents :].unique().tolist() == newest

@@ -22,7 +22,7 @@ def test_methods_carry_preset_and_options_as_variant():
         methods="full,snapkv,snapkv:kvpress,snapkv(window=9),random,snapkv(kernel=5)", seed=3
     )
     methods = methods_of(config)
-    assert [(method.setting.method, method.setting.variant) for method in methods] == [
+    assert [(method.method, method.variant) for method in methods] == [
         ("full", "auto"), ("snapkv", "auto"), ("snapkv", "kvpress"), ("snapkv", "window=9"),
         ("random", "auto"),
     ]  # fmt: skip
@@ -30,17 +30,14 @@ def test_methods_carry_preset_and_options_as_variant():
     assert methods[-1].scorer == make_scorer("random(seed=3)")
     (named,) = methods_of(_config(methods="random(seed=0)", seed=3))
     assert named.scorer == make_scorer("random(seed=0)")
-    assert [method.setting.spec for method in methods][2:4] == [
-        "snapkv:kvpress",
-        "snapkv(window=9)",
-    ]
+    assert [method.spec for method in methods][2:4] == ["snapkv:kvpress", "snapkv(window=9)"]
 
 
 def test_missing_policies_are_refused():
     with pytest.raises(UsageError, match="--methods kvp needs --policies"):
         methods_of(_config(methods="kvp", model="another"))
     (bundled,) = methods_of(_config(methods="kvp+global"))
-    assert (bundled.setting.spec, bundled.setting.policy) == ("kvp/nano+global", "nano")
+    assert (bundled.spec, bundled.policy) == ("kvp/nano+global", "nano")
     with pytest.raises(PolicyError, match="--policies: there is no folder 'nowhere'"):
         methods_of(_config(methods="kvp", policies="nowhere"))
 
@@ -77,33 +74,20 @@ def test_lists_name_everything_with_what_it_reads_and_costs(capsys):
 
 def test_nulls_stand_for_all_of_them_drawn_by_the_seed_of_the_run():
     methods = methods_of(_config(methods="full,nulls+ada", seed=3))
-    assert [method.setting.spec for method in methods] == [
-        "full",
-        *(f"{name}+ada" for name in NULLS),
-    ]
+    assert [method.spec for method in methods] == ["full", *(f"{name}+ada" for name in NULLS)]
     seeds = [getattr(method.scorer, "seed", None) for method in methods]
     assert seeds == [None, 3, 3, 3, None, None]
 
 
 def test_allocators_apply_to_methods_that_name_none():
     methods = methods_of(_config(methods="full,snapkv,tova+ada", allocators="uniform,global"))
-    assert [method.setting.spec for method in methods] == [
-        "full",
-        "snapkv",
-        "snapkv+global",
-        "tova+ada",
-    ]
-    assert [method.setting.allocator for method in methods] == [
-        "uniform",
-        "uniform",
-        "global",
-        "ada",
-    ]
+    assert [method.spec for method in methods] == ["full", "snapkv", "snapkv+global", "tova+ada"]
+    assert [method.allocator for method in methods] == ["uniform", "uniform", "global", "ada"]
     assert methods[1].rule is None
     assert methods[1].scorer is methods[2].scorer
-    assert methods[1].setting.ranking == methods[2].setting.ranking
+    assert methods[1].ranking == methods[2].ranking
     presets = methods_of(_config(methods="snapkv(window=9)+ada(safeguard=0.5),h2o+global:kvzip"))
-    assert [method.setting.spec for method in presets] == [
+    assert [method.spec for method in presets] == [
         "snapkv(window=9)+ada(safeguard=0.5)", "h2o+global:kvzip",
     ]  # fmt: skip
 
@@ -165,7 +149,7 @@ def test_options_of_a_users_own_are_told_apart_or_refused(tmp_path, monkeypatch)
 
     def labels(methods):
         found = methods_of(_config(methods=methods.replace("@", "own_options:")))
-        return [method.setting.spec for method in found]
+        return [method.spec for method in found]
 
     assert labels("@Derived,@Derived(step=2),@Derived(step=1)") == ["derived", "derived(step=2)"]
     assert labels("@Plain,@Plain+ada,@Plain+@Equal") == [

@@ -5,7 +5,6 @@ import pytest
 from eval.config import EvalConfig
 from eval.methods import Method
 from eval.prepare import Loaded, methods_of, plan, prepare
-from eval.results.settings import MethodSetting
 from kvp.budgets import parse_budgets
 from kvp.errors import UsageError
 from kvp.hf import load_model
@@ -13,8 +12,8 @@ from kvp.ranking import UNPROTECTED, Protection
 from policies import make_scorer
 
 OPENING = "<|im_start|>user\n"
-TOVA = Method(setting=MethodSetting(method="tova"), scorer=make_scorer("tova"))
-FULL = Method(setting=MethodSetting(method="full"))
+TOVA = Method(method="tova", scorer=make_scorer("tova"))
+FULL = Method(method="full")
 
 
 def _prepared(folder, loaded=False, **settings):
@@ -47,7 +46,7 @@ def test_plan_crosses_methods_budgets_and_protection():
         [FULL, TOVA], parse_budgets("25%,50"), [100, 200], protection="both", protected=Protection()
     )
     assert notes == []
-    planned = [(each.setting.method, each.setting.protected, str(each.budget)) for each in settings]
+    planned = [(each.method, each.protected, str(each.budget)) for each in settings]
     assert planned == [
         ("full", False, "None"), ("tova", True, "25%"), ("tova", False, "25%"),
         ("tova", True, "50"), ("tova", False, "50"),
@@ -71,7 +70,7 @@ def test_a_short_prompt_keeps_the_protected_tokens_and_stops_nothing():
 def test_budgets_below_the_protected_tokens_of_every_prompt_are_noted_or_refused():
     budgets, safe = parse_budgets("10%,15,30"), Protection()
     both, notes = plan([TOVA], budgets, [150], protection="both", protected=safe)
-    assert [(each.setting.protected, str(each.budget)) for each in both] == [
+    assert [(each.protected, str(each.budget)) for each in both] == [
         (False, "10%"), (False, "15"), (True, "30"), (False, "30"),
     ]  # fmt: skip
     assert [note.partition(";")[0] for note in notes] == [

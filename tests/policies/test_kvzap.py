@@ -106,7 +106,7 @@ def test_results_record_which_weights(write):
     assert len(digest) == 64
     assert hub_records(methods) == {}
     assert file_digests([], build_methods([f"kvzap:{write(7)}"])) != file_digests([], methods)
-    assert methods[0].setting.spec == f"kvzap:{folder}"
+    assert methods[0].spec == f"kvzap:{folder}"
 
 
 def test_what_cannot_be_used_is_one_line(write, tmp_path, one_line):

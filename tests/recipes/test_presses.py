@@ -81,7 +81,7 @@ def test_a_press_gets_keys_the_ratio_and_the_layer():
 def test_names_tell_the_press_and_its_options():
     for name in ("RatioPress", "RatioPress(factor=3)"):
         (method,) = build_methods([f"presses:{name}"])
-        assert make_scorer(f"presses:{name}").name == name == method.setting.spec
+        assert make_scorer(f"presses:{name}").name == name == method.spec
 
 
 @pytest.mark.usefixtures("kvpress")

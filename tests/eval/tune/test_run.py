@@ -69,7 +69,7 @@ def _own(monkeypatch, folder, body):
 def test_a_setting_of_a_users_own_names_its_module(tmp_path, monkeypatch, method):
     body = f"    method = {method!r}\n    grid = {{'step': (1, 2)}}\n"
     subject = _own(monkeypatch, tmp_path, body)
-    batch = next_batch(subject.space, dict.fromkeys(subject.space.start, 0.0), 9)
+    batch = next_batch(subject, dict.fromkeys(subject.start, 0.0), 9)
     assert {subject.spec(setting) for setting in batch} == {"mine:Mine(step=2)"}
     assert make_scorer("mine:Mine(step=2)") == batch[0].scorer
 

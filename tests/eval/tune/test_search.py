@@ -12,7 +12,7 @@ from policies.registry import METHODS
 
 def _space(methods, length=512):
     (subject,) = subjects_of(TuneConfig(out="out", methods=methods, length=length))
-    return subject.space
+    return subject
 
 
 def _search(space, score, count=48):
@@ -42,10 +42,10 @@ def _peak(**at):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_gets_the_same_number_of_settings(name):
-    scores = _search(_space(name), lambda setting: float(setting.setting.protected), 40)
+    scores = _search(_space(name), lambda setting: float(setting.protected), 40)
     assert len(scores) == 40
-    assert {setting.setting.protected for setting in scores} == {True, False}
-    assert {setting.setting.allocator.partition("(")[0] for setting in scores} >= {
+    assert {setting.protected for setting in scores} == {True, False}
+    assert {setting.allocator.partition("(")[0] for setting in scores} >= {
         "uniform", "pyramid", "ada", "global",
     }  # fmt: skip
 
@@ -82,10 +82,8 @@ def test_a_longer_search_begins_with_a_shorter_one():
 
 
 def test_what_the_specification_names_is_fixed():
-    scores = _search(
-        _space("lagkv(lag=16,n_sink=1)+global"), lambda one: float(not one.setting.protected)
-    )
-    assert [(one.setting.spec, one.setting.protected) for one in scores] == [
+    scores = _search(_space("lagkv(lag=16,n_sink=1)+global"), lambda one: float(not one.protected))
+    assert [(one.spec, one.protected) for one in scores] == [
         ("lagkv(n_sink=1,lag=16)+global", True), ("lagkv(n_sink=1,lag=16)+global", False),
     ]  # fmt: skip
-    assert not _best(scores).setting.protected
+    assert not _best(scores).protected
