@@ -81,10 +81,7 @@ def test_answers_are_those_of_each_method_alone(bench, prompts, protocol):
         predictions.add(answer)
     assert len(predictions) > 4  # eviction changes what this model says, so equality means much
     assert uneven >= 4  # heads of one cache really kept different numbers of tokens
-    self_sized = [record for record in records if record["allocator"] == "self_sized"]
-    assert [(record["budget_spec"], record["budget"]) for record in self_sized] == [
-        ("own", None)
-    ] * 2
+    assert [(r["budget_spec"], r["budget"]) for r in records[-2:]] == [("own", None)] * 2
 
 
 @pytest.mark.parametrize("protocol", ["query_aware", "query_agnostic"])
@@ -146,9 +143,8 @@ def test_one_scoring_pass_serves_all_allocators(bench, prompts, monkeypatch):
     assert {record["allocator"] for record in records} == {"uniform", "ada", "global"}
     for record in records:
         share = float(record["budget_spec"].rstrip("%")) / 100
-        assert (
-            record["kept_tokens"] == record["budget"] == int(share * record["cached_tokens"] + 0.5)
-        )
+        kept = int(share * record["cached_tokens"] + 0.5)
+        assert record["kept_tokens"] == record["budget"] == kept
 
 
 def test_full_reply_loss_is_that_of_a_plain_forward(bench, prompts):

@@ -13,33 +13,36 @@ from policies import make_scorer, split_method
 from policies.registry import ALLOCATORS, METHODS, NULLS
 
 
-def _config(**fields):
-    return EvalConfig(out="unused", **fields)  # type: ignore[arg-type]
+def _methods(methods, **fields):
+    return methods_of(EvalConfig(out="unused", methods=methods, **fields))  # type: ignore[arg-type]
+
+
+def _specs(methods, **fields):
+    return [method.spec for method in _methods(methods, **fields)]
 
 
 def test_methods_carry_preset_and_options_as_variant():
-    config = _config(
-        methods="full,snapkv,snapkv:kvpress,snapkv(window=9),random,snapkv(kernel=5)", seed=3
+    methods = _methods(
+        "full,snapkv,snapkv:kvpress,snapkv(window=9),random,snapkv(kernel=5)", seed=3
     )
-    methods = methods_of(config)
     assert [(method.method, method.variant) for method in methods] == [
         ("full", "auto"), ("snapkv", "auto"), ("snapkv", "kvpress"), ("snapkv", "window=9"),
         ("random", "auto"),
     ]  # fmt: skip
     assert methods[0].scorer is None
     assert methods[-1].scorer == make_scorer("random(seed=3)")
-    (named,) = methods_of(_config(methods="random(seed=0)", seed=3))
+    (named,) = _methods("random(seed=0)", seed=3)
     assert named.scorer == make_scorer("random(seed=0)")
     assert [method.spec for method in methods][2:4] == ["snapkv:kvpress", "snapkv(window=9)"]
 
 
 def test_missing_policies_are_refused():
     with pytest.raises(UsageError, match="--methods kvp needs --policies"):
-        methods_of(_config(methods="kvp", model="another"))
-    (bundled,) = methods_of(_config(methods="kvp+global"))
+        _methods("kvp", model="another")
+    (bundled,) = _methods("kvp+global")
     assert (bundled.spec, bundled.policy) == ("kvp/nano+global", "nano")
     with pytest.raises(PolicyError, match="--policies: there is no folder 'nowhere'"):
-        methods_of(_config(methods="kvp", policies="nowhere"))
+        _methods("kvp", policies="nowhere")
 
 
 def test_policies_are_labelled_by_folder_or_by_hand(tmp_path):
@@ -73,42 +76,41 @@ def test_lists_name_everything_with_what_it_reads_and_costs(capsys):
 
 
 def test_nulls_stand_for_all_of_them_drawn_by_the_seed_of_the_run():
-    methods = methods_of(_config(methods="full,nulls+ada", seed=3))
+    methods = _methods("full,nulls+ada", seed=3)
     assert [method.spec for method in methods] == ["full", *(f"{name}+ada" for name in NULLS)]
     seeds = [getattr(method.scorer, "seed", None) for method in methods]
     assert seeds == [None, 3, 3, 3, None, None]
 
 
 def test_allocators_apply_to_methods_that_name_none():
-    methods = methods_of(_config(methods="full,snapkv,tova+ada", allocators="uniform,global"))
-    assert [method.spec for method in methods] == ["full", "snapkv", "snapkv+global", "tova+ada"]
-    assert [method.allocator for method in methods] == ["uniform", "uniform", "global", "ada"]
+    methods = _methods("full,snapkv,tova+ada", allocators="uniform,global")
+    assert [(method.spec, method.allocator) for method in methods] == [
+        ("full", "uniform"), ("snapkv", "uniform"), ("snapkv+global", "global"),
+        ("tova+ada", "ada"),
+    ]  # fmt: skip
     assert methods[1].rule is None
     assert methods[1].scorer is methods[2].scorer
     assert methods[1].ranking == methods[2].ranking
-    presets = methods_of(_config(methods="snapkv(window=9)+ada(safeguard=0.5),h2o+global:kvzip"))
-    assert [method.spec for method in presets] == [
-        "snapkv(window=9)+ada(safeguard=0.5)", "h2o+global:kvzip",
-    ]  # fmt: skip
+    presets = ["snapkv(window=9)+ada(safeguard=0.5)", "h2o+global:kvzip"]
+    assert _specs(",".join(presets)) == presets
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("methods", "message"),
     [
-        ({"methods": "snapvk"}, "unknown method 'snapvk' .*: choose from .*random.*, kvp, full"),
-        ({"methods": "kvpp"}, r"^--methods: unknown method 'kvpp' \(did you mean kvp\?\): choose"),
-        ({"methods": "ful+ada"}, r"unknown method 'ful' \(did you mean full\?\)"),
-        ({"methods": "snapkv,null"}, r"unknown method 'null' \(did you mean nulls\?\)"),
-        ({"methods": "kvzab:some/networks"}, r"unknown method 'kvzab' \(did you mean kvzap\?\)"),
-        ({"methods": "snapkv+adda"}, "unknown allocator 'adda'"),
-        ({"methods": "knorm", "allocators": "adda"}, "--allocators: unknown allocator 'adda'"),
-        ({"methods": "full+ada"}, "the full cache has no allocator"),
-        ({"methods": "snapkv+ada(safeguard=2)"}, "safeguard"),
+        ("snapvk", "unknown method 'snapvk' .*: choose from .*random.*, kvp, full"),
+        ("kvpp", r"^--methods: unknown method 'kvpp' \(did you mean kvp\?\): choose"),
+        ("ful+ada", r"unknown method 'ful' \(did you mean full\?\)"),
+        ("snapkv,null", r"unknown method 'null' \(did you mean nulls\?\)"),
+        ("kvzab:some/networks", r"unknown method 'kvzab' \(did you mean kvzap\?\)"),
+        ("snapkv+adda", "unknown allocator 'adda'"),
+        ("full+ada", "the full cache has no allocator"),
+        ("snapkv+ada(safeguard=2)", "safeguard"),
     ],
 )
-def test_what_cannot_be_combined_is_refused(fields, message):
+def test_what_cannot_be_combined_is_refused(methods, message):
     with pytest.raises(UsageError, match=message):
-        methods_of(_config(**fields))
+        _methods(methods)
 
 
 OWN_WITH_OPTIONS = """
@@ -148,13 +150,10 @@ def test_options_of_a_users_own_are_told_apart_or_refused(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
 
     def labels(methods):
-        found = methods_of(_config(methods=methods.replace("@", "own_options:")))
-        return [method.spec for method in found]
+        return _specs(methods.replace("@", "own_options:"))
 
     assert labels("@Derived,@Derived(step=2),@Derived(step=1)") == ["derived", "derived(step=2)"]
-    assert labels("@Plain,@Plain+ada,@Plain+@Equal") == [
-        "plain", "plain+ada", "plain+equal",
-    ]  # fmt: skip
+    assert labels("@Plain,@Plain+ada,@Plain+@Equal") == ["plain", "plain+ada", "plain+equal"]
     with pytest.raises(UsageError, match=r"both called 'plain'.*Heuristic"):
         labels("@Plain,@Plain(step=2)")
     with pytest.raises(UsageError, match=r"both called 'equal'.*BaseAllocator"):

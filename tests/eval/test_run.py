@@ -18,11 +18,9 @@ from eval.run import estimate, span
 from kvp.data.sources import data_identity
 from kvp.data.task import Sample, TaskSettings
 from kvp.errors import ModelError
-from kvp.geometry import Geometry
 from kvp.program.table import evaluate as main
 from kvp.program.table import run_program
 from policies.policy_files import PolicyMeta, load_policy, save_policy
-from policies.ranker import HeadRankers, RankerSpec
 
 BYTES_PER_TOKEN = 2 * 2 * 2 * 8 * 4
 """Keys and values, layers, heads, channels, float32."""
@@ -123,13 +121,8 @@ def test_a_method_that_the_model_cannot_serve_is_named(
     for dry_run in ("true", "false"):
         changes = {"methods": "full,knorm,expected_attention", "dry_run": dry_run}
         assert main(_arguments(tiny_folder, tiny_policy, tmp_path / "results", **changes)) == 2
-        assert (
-            capsys.readouterr()
-            .err.splitlines()[-1]
-            .endswith(
-                "error: method expected_attention: GPTNeoXForCausalLM has no attention module"
-            )
-        )
+        said = "error: method expected_attention: GPTNeoXForCausalLM has no attention module"
+        assert capsys.readouterr().err.splitlines()[-1].endswith(said)
 
 
 def test_a_killed_run_resumes_to_the_same_records(finished, tmp_path, tiny_folder, tiny_policy):
@@ -242,13 +235,10 @@ def _refusal(capsys, arguments):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"methods": "snapvk"}, "unknown method 'snapvk'"),
-        ({"methods": "kvpp"}, "unknown method 'kvpp' (did you mean kvp?): choose from random"),
+        ({"policies": "smollm2-135m-instruct"}, "was trained for 30 layers x 3 KV heads"),
         ({"tasks": "niah_single_9"}, "--tasks: unknown task 'niah_single_9'"),
         ({"protocols": "aware"}, "--protocols: no protocol 'aware'"),
         ({"budgets": "0"}, "--budgets: a budget keeps at least 1 token"),
-        ({"policies": ""}, "--methods kvp needs --policies"),
-        ({"model": "./nowhere"}, "--model ./nowhere: no such folder"),
         ({"budgets": "8", "protection": "on"}, "below the 20 protected tokens"),
         ({"essays": "./no_essays"}, "--essays no_essays"),
         ({"tasks": "chat", "chat": "./no_chat"}, "--chat ./no_chat"),
@@ -258,16 +248,9 @@ def _refusal(capsys, arguments):
         ({"tasks": "vt", "depths": "5"}, "--depths is what the task niah_heatmap reads"),
         ({"tasks": "niah_heatmap", "depths": "5,101"}, "--depths must be numbers from 0 to 100"),
         ({"tasks": "niah_heatmap", "lengths": "1.5"}, "--lengths must be numbers of tokens"),
-        (
-            {"tasks": "longbench_trecs"},
-            "unknown task 'longbench_trecs' (did you mean longbench_tre",
-        ),
         ({"tasks": "longbench_qasper"}, "--tasks longbench_qasper needs --data FILE, FOLDER or a"),
-        ({"tasks": "scbench_kv", "data": "none.jsonl"}, "--data none.jsonl: no such file"),
-        ({"tasks": "qa_1"}, "--tasks qa_1 needs --squad FILE"),
         ({"tasks": "vt", "squad": "x.json"}, "--squad is what the task qa_1 reads"),
         ({"tasks": "chat", "tree_paths": "all"}, "--tree_paths chooses from rows"),
-        ({"tasks": "text"}, "--tasks text needs --text"),
         ({"recents": -1}, "--recents must be at least 0"),
         ({"methods": " , "}, "--methods is empty"),
     ],
@@ -370,16 +353,6 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(
     assert main(arguments) == 0
     assert "nfinished" not in capsys.readouterr().out
     assert kvp.read_results(tmp_path / "r").unfinished == ""
-
-
-def test_policies_of_another_geometry_are_refused(tmp_path, tiny_folder, capsys):
-    other = tmp_path / "other"
-    geometry = Geometry(layers=3, query_heads=4, kv_heads=2, head_dim=8)
-    rankers = HeadRankers(RankerSpec(head_dim=8, hidden=8), geometry.total_kv_heads)
-    save_policy(other, rankers, PolicyMeta(geometry=geometry, model={"id": "x", "revision": None}))
-    out = tmp_path / "results"
-    assert "was trained for 3 layers" in _refusal(capsys, _arguments(tiny_folder, other, out))
-    assert not out.exists()
 
 
 def test_a_policy_of_a_model_with_the_same_heads_gives_a_note(
