@@ -15,7 +15,6 @@ from eval.results.sentences import findings, sentences
 from eval.tune.tuned_settings import Scored, Tuned, TunedSettings
 from kvp.data.tasks.ruler import RULER_13
 
-BUDGETS = ["6%", "9%", "12.5%", "19%", "25%", "37.5%", "50%"]
 LEARNED = {"policy": "seed0", "policy_seed": 0}
 IDENTITY = {"model": "nano", "length": 512, "split": "test", "seed": 3}
 
@@ -62,18 +61,12 @@ def test_seeds_of_a_policy_form_one_line_and_protection_makes_two():
     assert cells["full", "full"].prompts == 1
     (full,) = replies.cells.values()
     assert round(full.interval.mean, 4) == 2.7183
-
-
-def test_the_table_says_what_its_intervals_are_over():
-    one = _record("kvp", "6%", **LEARNED, score=1.0)
-    two = {**one, "policy": "seed1", "policy_seed": 1, "score": 0.0}
-    full = _record("full", None, "b", nll=3.0, reply_tokens=3)
     half = "interval over prompts (half a prompt more at 0 and at 100 %)"
     alone = "; of one policy seed: what another would change is not in it"
-    assert f"{half}{alone}" in _text([one])
-    assert f"{half} and policy seeds\n" in _text([one, two])
-    assert "interval over prompts\n" in _text([full])
-    assert "2.72\n" in _text([full])  # and no interval of a single text
+    assert f"{half}{alone}" in _text(records[:1])
+    assert f"{half} and policy seeds\n" in _text(records[:2])
+    assert "interval over prompts\n" in _text(records[-1:])
+    assert "2.72\n" in _text(records[-1:])  # and no interval of a single text
 
 
 def test_allocators_have_their_lines_and_chosen_sizes_their_column():
@@ -88,31 +81,6 @@ def test_allocators_have_their_lines_and_chosen_sizes_their_column():
     assert header.split() == ["method", "6%", "own", "full"]
     assert list(_rows(text))[1:] == ["full", "snapkv", "snapkv+ada(safeguard=0.5)", "gvote+own"]
     assert "100 (0-100) @18%" in text  # one prompt, answered: Beta(1.5, 0.5), stretched
-
-
-def test_table_fits_a_hundred_columns():
-    records = [
-        _record("snapkv", budget, str(number), variant="kvpress", protected=True, score=number / 9)
-        for budget in BUDGETS
-        for number in range(10)
-    ] + [_record("full", None, str(number), score=1.0) for number in range(10)]
-    text = _text(records)
-    lines = [line for line in text.splitlines() if line.startswith(("snapkv:kvpress +p", "method"))]
-    assert len(lines) == 4  # in two blocks
-    assert "".join(lines).count("50 (") == 7  # every budget is there, uncut
-    assert "…" not in text
-    assert max(map(len, lines)) <= 100
-
-
-def test_a_task_that_is_called_all_is_not_taken_for_all_tasks():
-    rows = [
-        _record("full", None, str(number), task=task, score=score)
-        for task, score in (("all", 1.0), ("vt", 0.6))
-        for number in range(3)
-    ]
-    (comparison,) = _compared(rows)
-    estimates = dict(tidy(comparison)[["task", "estimate"]].itertuples(index=False))
-    assert estimates == pytest.approx({"all": 0.8, "task all": 1.0, "vt": 0.6})
 
 
 def test_the_best_null_is_that_of_the_highest_mean_over_tasks():
@@ -474,13 +442,14 @@ def test_every_number_has_its_column():
         for method, budget, rights in (
             ("full", None, (40, 4)), ("knorm", "25%", (30, 8)), ("random", "25%", (0, 0)),
         )
-        for task, right in zip(("niah_single_1", "vt"), rights, strict=True)
+        for task, right in zip(("all", "vt"), rights, strict=True)
         for n in range(40)
     ]  # fmt: skip
     table = tidy(_compared(records)[0])
     assert table.duplicated(["task", "method", "setting", "budget"]).sum() == 0
     knorm = table[table["method"] == "knorm"].set_index("task")
-    assert list(knorm["apart"]) == [False, False, True]  # all, niah_single_1, vt: full answers 10 %
+    assert list(knorm.index) == ["all", "task all", "vt"]  # the second is of the task "all"
+    assert list(knorm["apart"]) == [False, False, True]  # vt: full answers 10 %
     assert list(knorm["estimate"]) == [0.75, 0.75, 0.2]
     assert list(knorm["n"]) == [40, 40, 40]
     assert list(knorm["share_of_full"].fillna(-1)) == [0.75, 0.75, -1]

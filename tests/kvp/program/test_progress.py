@@ -80,19 +80,6 @@ def test_a_terminal_has_one_line_that_changes():
     assert shown.count("\n") == 1
 
 
-def test_lines_are_flushed():
-    class Stream(io.StringIO):
-        flushes = 0
-
-        def flush(self):
-            self.flushes += 1
-
-    stream = Stream()
-    with Progress("prompts", 1, stream=stream, clock=Clock()) as progress:
-        progress.advance()
-    assert stream.flushes >= 2
-
-
 def test_retries_of_the_hub_client_are_not_printed(caplog):
     client = logging.getLogger("huggingface_hub.utils._http")
     before = logging.getLogger("huggingface_hub").level
