@@ -159,26 +159,24 @@ class Tuning:
         count = self.config.settings_per_method
         while wanted := [
             (search, batch) for search in self.searches
-            if (batch := next_batch(search, search.scores, count))
+            if (batch := next_batch(search, count))
         ]:  # fmt: skip
             phase(
                 f"at least {min(len(search.scored) for search, _ in wanted)} settings of each "
                 f"method known, of {count}, or of up to {2 * count} where its best number is at "
                 "an end"
             )
-            evaluate_all(bench, self.plan_work(wanted), file)
+            planned: dict[str, list[Method]] = {}
+            for search, batch in wanted:
+                settings = planned.setdefault(search.protocol, [])
+                settings += [one for method in batch for one in self.runs(search, method)]
+            work = [
+                (prompt, protocol, planned[protocol])
+                for prompt, protocol, _ in self.prepared.work if protocol in planned
+            ]  # fmt: skip
+            evaluate_all(bench, replace(self.prepared, work=tuple(work)), file)
             for search, batch in wanted:
                 search.scored.update({one: self.score(file, search, one) for one in batch})
-
-    def plan_work(self, wanted: Sequence[tuple[Search, Sequence[Method]]]) -> Prepared:
-        """The work of measuring settings, as kvp eval takes it."""
-        planned: dict[str, list[Method]] = {}
-        for search, batch in wanted:
-            settings = planned.setdefault(search.protocol, [])
-            settings += [one for method in batch for one in self.runs(search, method)]
-        work = [(prompt, protocol, planned[protocol])
-                for prompt, protocol, _ in self.prepared.work if protocol in planned]  # fmt: skip
-        return replace(self.prepared, work=tuple(work))
 
     def runs(self, search: Search, method: Method) -> list[Method]:
         """A setting of a method at every budget, for every policy seed."""

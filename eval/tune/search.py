@@ -14,7 +14,7 @@ when all settings are used up, the search goes on beyond it, with at most as man
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter
@@ -26,9 +26,6 @@ from kvp.errors import UsageError
 from kvp.ranking import Allocator
 from policies.base import Grid, Options
 from policies.registry import FROM_OUTSIDE, METHODS
-
-Scores = Mapping[Method, float]
-"""Score of every setting that was tried, in the order of trying; higher is better."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +52,7 @@ class Search:
     """Tokens of the longest prompt: no number is doubled to more."""
     protocol: str = ""
     scored: dict[Method, Scored] = field(default_factory=dict)
-    """What was tried so far, in order."""
-
-    @property
-    def scores(self) -> Scores:
-        """What was tried so far, for `next_batch`."""
-        return {setting: scored.score for setting, scored in self.scored.items()}
+    """What was tried so far, in order; a higher score is better."""
 
     @property
     def tuned(self) -> Tuned:
@@ -97,21 +89,22 @@ class Search:
         }
 
 
-def next_batch(search: Search, scores: Scores, count: int) -> list[Method]:
+def next_batch(search: Search, count: int) -> list[Method]:
     """Settings to try next; none when `count` are known and no end is open, or no more exist."""
-    if not scores:
+    scored = search.scored
+    if not scored:
         return list(search.start)[:count]
-    ranked = sorted(scores, key=lambda setting: -scores[setting])  # of equal ones the first
+    ranked = sorted(scored, key=lambda setting: -scored[setting].score)  # of equal ones the first
     steps: Iterable[Iterable[Method | None]]
-    if len(scores) < count:
+    if len(scored) < count:
         unseen = (_unseen(search, ranked, name) for name in search.grids(ranked[0]))
         near = (_neighbours(search, ranked[0], halfway=halfway) for halfway in (False, True))
         steps = chain(unseen, near, (_neighbours(search, setting) for setting in ranked))
     else:
-        steps, count = (_neighbours(search, ranked[0], tried=scores),), 2 * count
+        steps, count = (_neighbours(search, ranked[0], tried=scored),), 2 * count
     for step in steps:
-        if fresh := dict.fromkeys(one for one in step if one is not None and one not in scores):
-            return list(fresh)[: count - len(scores)]
+        if fresh := dict.fromkeys(one for one in step if one is not None and one not in scored):
+            return list(fresh)[: count - len(scored)]
     return []
 
 

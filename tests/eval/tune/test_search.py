@@ -1,6 +1,7 @@
 """The search for the setting of a method, on scores made by hand."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,17 +11,16 @@ from eval.tune.search import next_batch
 from policies.registry import METHODS
 
 
-def _space(methods, length=512):
+def _subject(methods, length=512):
     (subject,) = subjects_of(TuneConfig(out="out", methods=methods, length=length))
     return subject
 
 
-def _search(space, score, count=48):
-    scores = {}
-    while batch := next_batch(space, scores, count):
-        assert scores.keys().isdisjoint(batch)  # known scores are not asked for again
-        scores |= {each: score(each) for each in batch}
-    return scores
+def _search(search, score, count=48):
+    while batch := next_batch(search, count):
+        assert search.scored.keys().isdisjoint(batch)  # known scores are not asked for again
+        search.scored.update({each: SimpleNamespace(score=score(each)) for each in batch})
+    return {setting: scored.score for setting, scored in search.scored.items()}
 
 
 def _best(scores):
@@ -42,7 +42,7 @@ def _peak(**at):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_gets_the_same_number_of_settings(name):
-    scores = _search(_space(name), lambda setting: float(setting.protected), 40)
+    scores = _search(_subject(name), lambda setting: float(setting.protected), 40)
     assert len(scores) == 40
     assert {setting.protected for setting in scores} == {True, False}
     assert {setting.allocator.partition("(")[0] for setting in scores} >= {
@@ -63,26 +63,28 @@ def test_every_method_gets_the_same_number_of_settings(name):
     ],
 )
 def test_the_best_numbers_are_enclosed_wherever_they_are(length, count, at, found, tried):
-    scores = _search(_space("snapkv", length), _peak(**at), count)
+    scores = _search(_subject("snapkv", length), _peak(**at), count)
     best = _best(scores).scorer
     assert all(getattr(best, name) in values for name, values in found.items())
     assert len(scores) == tried
 
 
 def test_options_that_exclude_each_other_are_tried_apart():
-    scores = _search(_space("h2o"), lambda setting: float(setting.scorer.recents))
+    scores = _search(_subject("h2o"), lambda setting: float(setting.scorer.recents))
     windows = {setting.scorer.window for setting in scores}
     assert {0, 4, 8, 16, 32, 64} <= windows  # with recents=false, though recents=true is best
     assert _best(scores).scorer.recents
 
 
 def test_a_longer_search_begins_with_a_shorter_one():
-    short, long = (list(_search(_space("lagkv"), _peak(lag=24), count)) for count in (20, 40))
+    short, long = (list(_search(_subject("lagkv"), _peak(lag=24), count)) for count in (20, 40))
     assert long[:20] == short
 
 
 def test_what_the_specification_names_is_fixed():
-    scores = _search(_space("lagkv(lag=16,n_sink=1)+global"), lambda one: float(not one.protected))
+    scores = _search(
+        _subject("lagkv(lag=16,n_sink=1)+global"), lambda one: float(not one.protected)
+    )
     assert [(one.spec, one.protected) for one in scores] == [
         ("lagkv(n_sink=1,lag=16)+global", True), ("lagkv(n_sink=1,lag=16)+global", False),
     ]  # fmt: skip
