@@ -11,7 +11,7 @@ import pytest
 from lm_eval._cli import HarnessCLI
 
 from eval.lm_harness import cli as harness
-from eval.lm_harness.caches import compression
+from eval.lm_harness.compression import compression
 from eval.lm_harness.model import load as load_harness_model
 from kvp.errors import UsageError
 from kvp.program.command_line import flags_given, flags_of, parse, parse_value

@@ -1,14 +1,15 @@
 """The harness's model class `kvp`: its HFLM, with the cache of every context compressed.
 
 Prompts, truncation, stop sequences and scores are the harness's own; what is replaced is how a
-context is read. Without eviction the numbers are those of HFLM.
+context is read: it is prefilled and compressed once, and the rest fed. Without eviction the numbers
+are those of HFLM.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
 import torch
@@ -20,22 +21,20 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.lm_harness.caches import (
-    ContinuationScorer,
-    LogLikelihood,
-    compressed_text,
-    compression,
-    shorten_context,
-)
+from eval.evaluate import keep, rows_of_logits
+from eval.lm_harness.compression import compressed_text, compression, shorten_context
 from eval.methods import check_geometries
 from kvp.errors import UsageError
-from kvp.hf import geometry_of, load_config, load_model, load_tokenizer
+from kvp.hf import EvictingCache, geometry_of, load_config, load_model, load_tokenizer, prefill
 from kvp.hf.attention import kvp_attention_set
+from kvp.hf.evict import gather
 from kvp.hf.loading import local_folder
 from kvp.hf.model_access import check_model, warn_of_another_model, weights_digest
+from kvp.hf.prefill import next_logits
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.program.progress import say
 from kvp.program.settings import DtypeName
+from kvp.scoring import Needs
 
 _OF_HFLM = (
     "max_length", "add_bos_token", "prefix_token_id", "softmax_dtype",
@@ -45,6 +44,8 @@ _OF_HFLM = (
 _SETTINGS = "settings of kvp"
 """Key in the file of `--use_cache`."""
 
+LogLikelihood = tuple[float, bool]
+"""Of a continuation, in nats, and whether greedy decoding would give it."""
 Request = tuple[tuple[str, str] | None, list[int], list[int]]
 """Context and continuation as text (None: a window of a running text) and as token ids."""
 
@@ -107,12 +108,9 @@ class KvpLM(HFLM):  # type: ignore[misc]
         )
         if name is not None:  # a hub id, whose commit the results name
             self.pretrained, self.revision = name, to_load.get("revision") or "main"
-        size = max_batch_size if str(batch_size).startswith("auto") else int(batch_size)
+        self._batch = max_batch_size if str(batch_size).startswith("auto") else int(batch_size)
         self.compression = how
-        self._scorer = ContinuationScorer(
-            model=model, tokenizer=self.tokenizer, compression=how, batch=size,
-            dtype=self.softmax_dtype or torch.float32,
-        )  # fmt: skip
+        self._dtype = self.softmax_dtype or torch.float32
         self._after: dict[str, int] = {}  # prompt -> its tokens after the compressed ones
         self._answered = 1  # the same, of the prompt that is being answered
 
@@ -212,7 +210,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         bar = tqdm(total=sum(map(len, groups.values())), desc="scoring", disable=disable_tqdm)
         for (tokens, after), members in groups.items():
             conts = [requests[number][2] for number in members]
-            scores = self._scorer.continuations(tokens, after, conts)
+            scores = self._score_continuations(tokens, after, conts)
             for number, score in zip(members, scores, strict=True):
                 likelihoods[number] = score
                 if requests[number][0] is not None:
@@ -220,6 +218,79 @@ class KvpLM(HFLM):  # type: ignore[misc]
             bar.update(len(members))
         bar.close()
         return [likelihoods[number] for number in range(len(requests))]
+
+    @torch.inference_mode()
+    def _context_cache(self, ids: Tensor, after: int) -> EvictingCache:
+        """The compressed cache of all but the last `after` of `ids` [T] int64.
+
+        With `after=1` the last token is prefilled too, so that the method sees its query, and left
+        out of the cache: it is fed again. Empty where nothing comes before those tokens.
+        """
+        cut = max(len(ids) - after, 0)
+        if cut == 0:
+            return EvictingCache.of(self.model.config)
+        method = self.compression.method
+        again = int(after == 1)
+        scorer = method.scorer
+        needs = scorer.needs if scorer is not None and method.shrinks(cut) else Needs()
+        fed = ids[None, : cut + again].to(self.model.device)
+        seen = prefill(self.model, fed, needs, tokenizer=self.tokenizer, fed_again=again)
+        ((_, kept),) = keep(seen, [method], None)
+        return gather(seen, [kept])
+
+    @torch.inference_mode()
+    def _score_continuations(
+        self, context: Sequence[int], after: int, continuations: Sequence[Sequence[int]]
+    ) -> list[LogLikelihood]:
+        """Log-likelihood of each continuation of a context of which all but `after` is compressed.
+
+        Every token after the compressed ones attends to what was kept, also the last one of the
+        context, from which the first token of a continuation is predicted. Continuations that
+        differ in their last token alone are fed once.
+        """
+        ids = torch.tensor(context, device=self.model.device)
+        with kvp_attention_set(self.model):
+            cache = self._context_cache(ids, after)
+            seen = cache.get_seq_length()
+            if seen < len(ids) - 1:
+                next_logits(self.model, ids[None, seen:-1], cache, seen, keep=1)
+            sharing: dict[tuple[int, ...], list[int]] = {}  # what is fed -> continuations
+            for number, continuation in enumerate(continuations):
+                sharing.setdefault((context[-1], *continuation[:-1]), []).append(number)
+            scores: dict[int, LogLikelihood] = {}
+            for batch in self._batches(sorted(sharing, key=len)):
+                for fed, log_probs in self._log_probs(cache, batch, len(ids) - 1):
+                    best = log_probs.argmax(-1)
+                    for number in sharing[fed]:
+                        index = torch.tensor(continuations[number], device=log_probs.device)
+                        total = log_probs.gather(-1, index[:, None]).double().sum()
+                        scores[number] = float(total), bool((best == index).all())
+        return [scores[number] for number in range(len(continuations))]
+
+    def _batches(self, fed: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+        """Inputs, short ones first, as many together as `batch` and the memory of logits allow."""
+        batch: list[tuple[int, ...]] = []
+        for tokens in fed:
+            if len(batch) >= rows_of_logits(self.model, len(tokens), self._batch):
+                yield batch
+                batch = []
+            batch.append(tokens)
+        yield batch
+
+    def _log_probs(
+        self, cache: EvictingCache, batch: Sequence[tuple[int, ...]], position: int
+    ) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+        """Log-probabilities [F, V] after each of the F tokens of every input, which are padded on
+        the right: what comes later changes nothing.
+        """
+        width = max(map(len, batch))
+        rows = [[*tokens, *(0,) * (width - len(tokens))] for tokens in batch]
+        fed = torch.tensor(rows, device=self.model.device)
+        empty = cache.get_seq_length() == 0
+        fork = EvictingCache.of(self.model.config) if empty else cache.fork(len(batch))
+        logits = next_logits(self.model, fed, fork, position, keep=width)
+        for tokens, row in zip(batch, logits, strict=True):
+            yield tokens, row[: len(tokens)].log_softmax(-1, self._dtype)
 
     def _model_generate(
         self,
@@ -230,7 +301,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
     ) -> Tensor:
         """Tokens [1, T + answer] that continue `context` [1, T] from its compressed cache."""
         with kvp_attention_set(self.model):
-            cache = self._scorer.context_cache(context[0], self._answered)
+            cache = self._context_cache(context[0], self._answered)
             beams = int(generation_kwargs.get("num_beams", 1))
             if beams > 1 and cache.get_seq_length() > 0:
                 cache = cache.fork(beams)

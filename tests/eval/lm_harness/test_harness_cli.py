@@ -6,7 +6,7 @@ import sys
 from eval.lm_harness import cli
 
 
-def test_a_run_from_the_command_line(tiny_folder, tmp_path, capsys):
+def test_a_run_from_the_command_line(model_folder, tmp_path, capsys):
     passage = "The grass is green. The sky is blue. The sun is yellow. Here we go. " * 4
     rows = [{"passage": passage, "question": "is it so", "label": n % 2} for n in range(3)]
     data = tmp_path / "boolq.jsonl"
@@ -20,7 +20,7 @@ def test_a_run_from_the_command_line(tiny_folder, tmp_path, capsys):
     (tmp_path / "mine.yaml").write_text(json.dumps(task))
     eviction = "method=snapkv+global,budget=25%,question=outside"
     arguments = [
-        "--model_args", f"pretrained={tiny_folder},{eviction}",
+        "--model_args", f"pretrained={model_folder},{eviction}",
         "--tasks", str(tmp_path / "mine.yaml"), "--device", "cpu", "--batch_size", "4",
         "--output_path", str(tmp_path / "out"), "--limit", "2",
     ]  # fmt: skip

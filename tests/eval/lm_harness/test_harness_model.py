@@ -38,9 +38,9 @@ def _choices(*contexts):
 
 
 @pytest.fixture(scope="module")
-def stock(tiny_folder):
-    _, tokenizer = load_model(str(tiny_folder))
-    model = AutoModelForCausalLM.from_pretrained(tiny_folder)
+def stock(model_folder):
+    _, tokenizer = load_model(str(model_folder))
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
     return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4)
 
 
@@ -50,8 +50,8 @@ def _lm(folder, **arguments):
 
 @pytest.mark.parametrize("settings", [{}, {"method": "snapkv+global", "budget": "100%"}])
 @pytest.mark.parametrize("batch", [1, "auto"])
-def test_without_eviction_numbers_are_those_of_hflm(tiny_folder, stock, settings, batch, capsys):
-    lm = _lm(tiny_folder, batch_size=batch, **settings)
+def test_without_eviction_numbers_are_those_of_hflm(model_folder, stock, settings, batch, capsys):
+    lm = _lm(model_folder, batch_size=batch, **settings)
     requests = _choices(PROMPT, LONG, "x", "", "ends with a space ")
     theirs = stock.loglikelihood(requests, disable_tqdm=True)
     ours = lm.loglikelihood(requests, disable_tqdm=True)
@@ -73,8 +73,8 @@ def test_without_eviction_numbers_are_those_of_hflm(tiny_folder, stock, settings
     )  # fmt: skip
 
 
-def test_without_eviction_answers_are_those_of_hflm(tiny_folder, stock):
-    lm = _lm(tiny_folder, method="knorm", budget="100%")
+def test_without_eviction_answers_are_those_of_hflm(model_folder, stock):
+    lm = _lm(model_folder, method="knorm", budget="100%")
     prompts = [(PROMPT, GREEDY), (LONG, GREEDY), ("x", {**GREEDY, "num_beams": 3}),
                (PROMPT, {**GREEDY, "num_beams": 2}), (TEXT, {"until": "e", "max_gen_toks": 30}),
                (TEXT, {**GREEDY, "do_sample": True, "temperature": 0.7})]  # fmt: skip
@@ -91,47 +91,45 @@ def test_without_eviction_answers_are_those_of_hflm(tiny_folder, stock):
     assert len(set(ours)) > 3
 
 
-def test_the_first_scored_token_feels_the_eviction(tiny_folder):
-    lm = _lm(tiny_folder, method="snapkv+global", budget="25%", protection="off", batch_size=2)
-    (found, *_) = lm.loglikelihood(
-        _requests("loglikelihood", [(PROMPT, each) for each in CHOICES]), disable_tqdm=True
-    )
-    model, tokenizer = load_model(str(tiny_folder))
-    context, both = (tokenizer.encode(text) for text in (PROMPT, PROMPT + CHOICES[0]))
+def _by_hand(lm, choice, cut, **compressed):
+    """Log-likelihood of a choice, all of the prompt but its first `cut` tokens fed afterwards."""
+    context, both = (lm.tokenizer.encode(text) for text in (PROMPT, PROMPT + choice))
+    again = int(cut == len(context) - 1)
     cache = kvp.prefill_and_evict(
-        model, torch.tensor([context]), make_scorer("snapkv"), "25%", UNPROTECTED,
-        allocator=make_allocator("global"), fed_again=1,
+        lm.model, torch.tensor([context[: cut + again]]), protection=UNPROTECTED, fed_again=again,
+        **compressed,
     )  # fmt: skip
     assert cache.evicted
-    fed = torch.tensor([both[len(context) - 1 : -1]])
-    positions = torch.arange(len(context) - 1, len(both) - 1)[None]
-    logits = model(fed, past_key_values=cache, position_ids=positions).logits[0]
-    targets = torch.tensor(both[len(context) :])
-    expected = logits.log_softmax(-1).gather(1, targets[:, None]).sum()
-    assert found[0] == pytest.approx(float(expected), abs=1e-4)
-    full = _lm(tiny_folder).loglikelihood(_choices(PROMPT), disable_tqdm=True)
-    assert abs(found[0] - full[0][0]) > 0.01
-
-
-def test_a_boundary_is_where_the_field_ends(tiny_folder):
-    doc, end = {"passage": TEXT * 3 + " "}, len((TEXT * 3).strip())
-    lm = _lm(tiny_folder, method="knorm", budget=24, question="outside", protection="off")
-    request = Instance("loglikelihood", doc, (PROMPT, " yes"), 0)
-    ((value, _),) = lm.loglikelihood([request], disable_tqdm=True)
-    tokenizer = lm.tokenizer
-    context, both = tokenizer.encode(PROMPT), tokenizer.encode(PROMPT + " yes")
-    offsets = tokenizer(PROMPT, return_offsets_mapping=True)["offset_mapping"]
-    cut = sum(stop <= end for _, stop in offsets)
-    assert 0 < cut < len(context) - 1
-    cache = kvp.prefill_and_evict(
-        lm.model, torch.tensor([context[:cut]]), make_scorer("knorm"), 24, UNPROTECTED
-    )
     positions = torch.arange(cut, len(both) - 1)[None]
     fed = torch.tensor([both[cut:-1]])
     logits = lm.model(fed, past_key_values=cache, position_ids=positions).logits[0]
     targets = torch.tensor(both[len(context) :])
     log_probs = logits[-len(targets) :].log_softmax(-1)
-    assert value == pytest.approx(float(log_probs.gather(1, targets[:, None]).sum()), abs=1e-4)
+    return float(log_probs.gather(1, targets[:, None]).sum())
+
+
+def test_the_first_scored_token_feels_the_eviction(model_folder):
+    lm = _lm(model_folder, method="snapkv+global", budget="25%", protection="off", batch_size=2)
+    (found, *_) = lm.loglikelihood(_choices(PROMPT), disable_tqdm=True)
+    expected = _by_hand(
+        lm, CHOICES[0], len(lm.tokenizer.encode(PROMPT)) - 1,
+        scorer=make_scorer("snapkv"), budget="25%", allocator=make_allocator("global"),
+    )  # fmt: skip
+    assert found[0] == pytest.approx(expected, abs=1e-4)
+    full = _lm(model_folder).loglikelihood(_choices(PROMPT), disable_tqdm=True)
+    assert abs(found[0] - full[0][0]) > 0.01
+
+
+def test_a_boundary_is_where_the_field_ends(model_folder):
+    doc, end = {"passage": TEXT * 3 + " "}, len((TEXT * 3).strip())
+    lm = _lm(model_folder, method="knorm", budget=24, question="outside", protection="off")
+    request = Instance("loglikelihood", doc, (PROMPT, " yes"), 0)
+    ((value, _),) = lm.loglikelihood([request], disable_tqdm=True)
+    offsets = lm.tokenizer(PROMPT, return_offsets_mapping=True)["offset_mapping"]
+    cut = sum(stop <= end for _, stop in offsets)
+    assert 0 < cut < len(offsets) - 1
+    expected = _by_hand(lm, " yes", cut, scorer=make_scorer("knorm"), budget=24)
+    assert value == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +139,8 @@ def test_a_boundary_is_where_the_field_ends(tiny_folder):
         ({"passage": "elsewhere"}, "the prompt holds no text of the document's passage"),
     ],
 )
-def test_a_missing_field_is_one_line(tiny_folder, doc, message):
-    lm = _lm(tiny_folder, method="knorm", budget="50%", question="outside")
+def test_a_missing_field_is_one_line(model_folder, doc, message):
+    lm = _lm(model_folder, method="knorm", budget="50%", question="outside")
     for ask, arguments in ((lm.loglikelihood, (PROMPT, " yes")), (lm.generate_until, (TEXT, {}))):
         with pytest.raises(UsageError) as error:
             ask([Instance("loglikelihood", doc, arguments, 0)], disable_tqdm=True)
@@ -165,20 +163,20 @@ def test_a_missing_field_is_one_line(tiny_folder, doc, message):
         ({"trust_remote_code": True}, "never runs code that comes with a model"),
     ],
 )
-def test_wrong_arguments_are_one_line(tiny_folder, settings, message, one_line):
+def test_wrong_arguments_are_one_line(model_folder, settings, message, one_line):
     with one_line(UsageError, message):
-        _lm(tiny_folder, **settings)
+        _lm(model_folder, **settings)
 
 
-def test_a_policy_and_a_loaded_model(tiny_folder, tiny_policy):
-    model, tokenizer = load_model(str(tiny_folder))
+def test_a_policy_and_a_loaded_model(model_folder, tiny_policy):
+    model, tokenizer = load_model(str(model_folder))
     with pytest.raises(UsageError, match="tokenizer="):
         KvpLM(model)
     lm = KvpLM(
-        AutoModelForCausalLM.from_pretrained(tiny_folder), tokenizer=tokenizer,
+        AutoModelForCausalLM.from_pretrained(model_folder), tokenizer=tokenizer,
         method="kvp+global", policies=str(tiny_policy), budget="50%",
     )  # fmt: skip
-    by_name = _lm(tiny_folder, method="kvp+global", policies=str(tiny_policy), budget="50%")
+    by_name = _lm(model_folder, method="kvp+global", policies=str(tiny_policy), budget="50%")
     requests = _requests("generate_until", [(PROMPT, GREEDY)])
     assert lm.generate_until(requests) == by_name.generate_until(requests)
     assert lm.get_model_info()["model_num_parameters"] == lm.model.num_parameters()
@@ -188,8 +186,8 @@ class _StoppedError(Exception):
     pass
 
 
-def test_an_interrupted_run_goes_on_from_its_cache_file(tiny_folder, tmp_path, monkeypatch):
-    lm = _lm(tiny_folder, method="knorm", budget="25%")
+def test_an_interrupted_run_goes_on_from_its_cache_file(model_folder, tmp_path, monkeypatch):
+    lm = _lm(model_folder, method="knorm", budget="25%")
     requests = _requests("generate_until", [(TEXT * n, GREEDY) for n in (1, 2, 3)])
     expected = lm.generate_until(requests, disable_tqdm=True)
     generate = KvpLM._model_generate
@@ -213,7 +211,7 @@ def test_an_interrupted_run_goes_on_from_its_cache_file(tiny_folder, tmp_path, m
     assert len(asked) == 4, "two answers were kept"
     again.dbdict.close()
     with pytest.raises(UsageError, match="holds answers of another model, method"):
-        CachingLM(_lm(tiny_folder, method="knorm", budget="50%"), file)
+        CachingLM(_lm(model_folder, method="knorm", budget="50%"), file)
 
 
 ROWS = [
@@ -226,11 +224,11 @@ ROWS = [
 @pytest.mark.parametrize(
     ("protocol", "question"), [("query_aware", "inside"), ("query_agnostic", "outside")]
 )
-def test_answers_are_those_of_kvp_eval(tiny_folder, tmp_path, protocol, question):
+def test_answers_are_those_of_kvp_eval(model_folder, tmp_path, protocol, question):
     data = tmp_path / "rows.jsonl"
     data.write_text("\n".join(map(json.dumps, ROWS)))
     kvp.evaluate(
-        model=str(tiny_folder), tasks="data", data=str(data), split="all", prompts=3,
+        model=str(model_folder), tasks="data", data=str(data), split="all", prompts=3,
         methods="snapkv+ada", budgets="25%", protocols=protocol, protection="on", length=500,
         max_new_tokens=10, timing_prompts=0, out=str(tmp_path / "out"),
     )  # fmt: skip
@@ -249,7 +247,7 @@ def test_answers_are_those_of_kvp_eval(tiny_folder, tmp_path, protocol, question
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks/rows.yaml").write_text(json.dumps(task))
     manager = TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False)
-    lm = _lm(tiny_folder, method="snapkv+ada", budget="25%", question=question)
+    lm = _lm(model_folder, method="snapkv+ada", budget="25%", question=question)
     result = simple_evaluate(
         lm, tasks=["rows"], task_manager=manager, apply_chat_template=True, bootstrap_iters=0
     )

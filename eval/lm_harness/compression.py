@@ -1,31 +1,17 @@
-"""What the harness's `--model_args` say about eviction, and the caches and likelihoods they give.
-
-One method, one budget, one boundary. A context is prefilled and compressed once, the rest fed. The
-pieces are those of kvp eval: `eval.evaluate.keep` selects, `kvp.hf.evict.gather` builds the cache.
-"""
+"""What the harness's `--model_args` say about eviction: one method, one budget, one boundary."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-from eval.evaluate import keep, rows_of_logits
 from eval.methods import Method, build_methods, file_digests
 from kvp.budgets import MOST, Budget, parse_budget
 from kvp.errors import UsageError
-from kvp.hf import EvictingCache, prefill
-from kvp.hf.attention import kvp_attention_set
-from kvp.hf.evict import gather
-from kvp.hf.prefill import next_logits
 from kvp.program.names import split_list
 from kvp.ranking import UNPROTECTED, Protection, kept_tokens
-from kvp.scoring import Needs
 
 QUESTIONS = {"inside": "query_aware", "outside": "query_agnostic"}
 """Values of `question=` and the protocol of kvp eval that each is."""
@@ -40,10 +26,10 @@ class Compression:
 
     method: Method
     """At its budget; its scorer is None for the full cache."""
-    question: str = "inside"
+    question: str
     """What the cache holds when it is compressed: the whole prompt, or what ends with the
     document's context."""
-    identity: str = ""
+    identity: str
     """JSON of everything that decides about an answer besides the request."""
 
 
@@ -143,96 +129,6 @@ def compressed_text(document: Mapping[str, Any], prompt: str, how: Compression) 
             f"{', '.join(CONTEXT_FIELDS)} (it has {', '.join(document)}); use question=inside"
         )
     return start + len(text)
-
-
-LogLikelihood = tuple[float, bool]
-"""Of a continuation, in nats, and whether greedy decoding would give it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContinuationScorer:
-    """A model, and how its caches are compressed."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    compression: Compression
-    batch: int
-    """Continuations of one context that are fed together, at most."""
-    dtype: torch.dtype = torch.float32
-    """Of the softmax."""
-
-    @torch.inference_mode()
-    def context_cache(self, ids: Tensor, after: int) -> EvictingCache:
-        """The compressed cache of all but the last `after` of `ids` [T] int64.
-
-        With `after=1` the last token is prefilled too, so that the method sees its query, and left
-        out of the cache: it is fed again. Empty where nothing comes before those tokens.
-        """
-        cut = max(len(ids) - after, 0)
-        if cut == 0:
-            return EvictingCache.of(self.model.config)
-        method = self.compression.method
-        again = int(after == 1)
-        scorer = method.scorer
-        needs = scorer.needs if scorer is not None and method.shrinks(cut) else Needs()
-        fed = ids[None, : cut + again].to(self.model.device)
-        seen = prefill(self.model, fed, needs, tokenizer=self.tokenizer, fed_again=again)
-        ((_, kept),) = keep(seen, [method], None)
-        return gather(seen, [kept])
-
-    @torch.inference_mode()
-    def continuations(
-        self, context: Sequence[int], after: int, continuations: Sequence[Sequence[int]]
-    ) -> list[LogLikelihood]:
-        """Log-likelihood of each continuation of a context of which all but `after` is compressed.
-
-        Every token after the compressed ones attends to what was kept, also the last one of the
-        context, from which the first token of a continuation is predicted. Continuations that
-        differ in their last token alone are fed once.
-        """
-        ids = torch.tensor(context, device=self.model.device)
-        with kvp_attention_set(self.model):
-            cache = self.context_cache(ids, after)
-            seen = cache.get_seq_length()
-            if seen < len(ids) - 1:
-                next_logits(self.model, ids[None, seen:-1], cache, seen, keep=1)
-            sharing: dict[tuple[int, ...], list[int]] = {}  # what is fed -> continuations
-            for number, continuation in enumerate(continuations):
-                sharing.setdefault((context[-1], *continuation[:-1]), []).append(number)
-            scores: dict[int, LogLikelihood] = {}
-            for batch in self._batches(sorted(sharing, key=len)):
-                for fed, log_probs in self._log_probs(cache, batch, len(ids) - 1):
-                    best = log_probs.argmax(-1)
-                    for number in sharing[fed]:
-                        index = torch.tensor(continuations[number], device=log_probs.device)
-                        total = log_probs.gather(-1, index[:, None]).double().sum()
-                        scores[number] = float(total), bool((best == index).all())
-        return [scores[number] for number in range(len(continuations))]
-
-    def _batches(self, fed: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-        """Inputs, short ones first, as many together as `batch` and the memory of logits allow."""
-        batch: list[tuple[int, ...]] = []
-        for tokens in fed:
-            if len(batch) >= rows_of_logits(self.model, len(tokens), self.batch):
-                yield batch
-                batch = []
-            batch.append(tokens)
-        yield batch
-
-    def _log_probs(
-        self, cache: EvictingCache, batch: Sequence[tuple[int, ...]], position: int
-    ) -> Iterator[tuple[tuple[int, ...], Tensor]]:
-        """Log-probabilities [F, V] after each of the F tokens of every input, which are padded on
-        the right: what comes later changes nothing.
-        """
-        width = max(map(len, batch))
-        rows = [[*tokens, *(0,) * (width - len(tokens))] for tokens in batch]
-        fed = torch.tensor(rows, device=self.model.device)
-        empty = cache.get_seq_length() == 0
-        fork = EvictingCache.of(self.model.config) if empty else cache.fork(len(batch))
-        logits = next_logits(self.model, fed, fork, position, keep=width)
-        for tokens, row in zip(batch, logits, strict=True):
-            yield tokens, row[: len(tokens)].log_softmax(-1, self.dtype)
 
 
 def shorten_context(context: Sequence[int], continuation: Sequence[int], limit: int) -> list[int]:
