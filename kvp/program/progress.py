@@ -12,11 +12,11 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from shutil import get_terminal_size
-from typing import Self, TextIO, TypeVar
+from typing import Self, TypeVar
 
 SECONDS_BETWEEN_LINES, SECONDS_ON_TERMINAL = 30.0, 1.0
 _CLEAR = "\r\x1b[K"
@@ -46,27 +46,18 @@ class Progress:
     `completed` is where a resumed run starts: its rate counts what this run did alone.
     """
 
-    def __init__(
-        self,
-        text: str,
-        total: int,
-        *,
-        completed: int = 0,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Count to `total` under the name `text`; `clock` gives seconds."""
-        self._text, self._total, self._clock = text, total, clock
-        self._stream = stream or sys.stderr
+    def __init__(self, text: str, total: int, *, completed: int = 0) -> None:
+        """Count to `total` under the name `text`."""
+        self._text, self._total = text, total
         self.completed = self._first = completed
         self._note = ""
-        self._terminal = self._stream.isatty()
+        self._terminal = sys.stderr.isatty()
         self._pause = SECONDS_ON_TERMINAL if self._terminal else SECONDS_BETWEEN_LINES
         self._ended = threading.Event()
 
     def __enter__(self) -> Self:
         """Show the first state."""
-        self._started = self._clock()
+        self._started = time.monotonic()
         self._print()
         threading.Thread(target=self._repeat, daemon=True).start()
         return self
@@ -77,7 +68,7 @@ class Progress:
         if (self.completed, self._note) != self._shown:
             self._print()
         if self._terminal:
-            print(file=self._stream, flush=True)
+            print(file=sys.stderr, flush=True)
 
     def over(self, items: Iterable[_Item]) -> Iterator[_Item]:
         """The items, each finished when the next one is asked for."""
@@ -93,18 +84,18 @@ class Progress:
         """Set the number of finished items; without a `note` the last one stays."""
         self.completed = completed
         self._note = self._note if note is None else note
-        if self._clock() - self._printed >= self._pause:
+        if time.monotonic() - self._printed >= self._pause:
             self._print()
 
     def _repeat(self) -> None:
         """Print a line now and then while no item is finished."""
         while not self._ended.wait(self._pause):
-            if self._clock() - self._printed >= self._pause:
+            if time.monotonic() - self._printed >= self._pause:
                 self._print()
 
     def _print(self) -> None:
         """Print the state as a line."""
-        self._printed, self._shown = self._clock(), (self.completed, self._note)
+        self._printed, self._shown = time.monotonic(), (self.completed, self._note)
         elapsed = self._printed - self._started
         parts = [f"{self._text}: {self.completed}/{self._total}"]
         if elapsed >= 1:
@@ -117,13 +108,13 @@ class Progress:
         line = ", ".join(parts)
         if self._terminal:  # in place of the one before
             width = get_terminal_size().columns - 1
-            print(f"{_CLEAR}{line[:width]}", end="", file=self._stream, flush=True)
+            print(f"{_CLEAR}{line[:width]}", end="", file=sys.stderr, flush=True)
         else:
-            print(line, file=self._stream, flush=True)
+            print(line, file=sys.stderr, flush=True)
 
     def _rate(self) -> str:
         """How fast this run is: `2.5/s` or `4 s each`; empty in its first second."""
-        done, elapsed = self.completed - self._first, self._clock() - self._started
+        done, elapsed = self.completed - self._first, time.monotonic() - self._started
         if not done or elapsed < 1:
             return ""
         return f"{done / elapsed:.3g}/s" if done > elapsed else f"{elapsed / done:.3g} s each"
