@@ -158,20 +158,18 @@ def paired_difference(
     return gap if p <= LEVEL else replace(gap, low=min(gap.low, 0), high=max(gap.high, 0))
 
 
-def prompts_to_resolve(difference: Interval, size: float = RESOLUTION) -> int:
-    """Prompts of all tasks, these and policies alike, with which `size` would be seen.
+def prompts_to_resolve(difference: Interval) -> int:
+    """Prompts of all tasks, these and policies alike, with which `RESOLUTION` would be seen.
 
-    As many as make the half of its interval `size`: it shrinks with the root of their number. The
+    As many as make the half of its interval that: it shrinks with the root of their number. The
     interval rather than the observed variance, which is 0 where all prompts agree.
     """
     half = (difference.high - difference.low) / 2
-    return max(1, math.ceil(difference.prompts * (half / size) ** 2))
+    return max(1, math.ceil(difference.prompts * (half / RESOLUTION) ** 2))
 
 
-def find_smallest_budget(
-    differences: Mapping[str, Interval], size: float = RESOLUTION
-) -> tuple[str | None, str | None]:
-    """The smallest budget at which a method loses at most `size`, and the next one that may.
+def find_smallest_budget(differences: Mapping[str, Interval]) -> tuple[str | None, str | None]:
+    """The smallest budget at which a method loses at most `RESOLUTION`, and the next one that may.
 
     `differences` are those to the full cache by budget, the largest first. One after another is
     tested, and the first that may lose more ends it, so that a wrong one among those that hold has
@@ -182,16 +180,16 @@ def find_smallest_budget(
     """
     smallest = None
     for budget, gap in differences.items():
-        if gap.low < -size:
-            tells = gap.mean > -size and prompts_to_hold(gap, size) <= 10 * gap.prompts
+        if gap.low < -RESOLUTION:
+            tells = gap.mean > -RESOLUTION and prompts_to_hold(gap) <= 10 * gap.prompts
             return smallest, budget if tells else None
         smallest = budget
     return smallest, None
 
 
-def prompts_to_hold(difference: Interval, size: float = RESOLUTION) -> int:
-    """Prompts, these and policies alike, with which its interval would stay above minus `size`."""
-    ratio = (difference.mean - difference.low) / (difference.mean + size)
+def prompts_to_hold(difference: Interval) -> int:
+    """The same, with which its interval would stay above minus `RESOLUTION`."""
+    ratio = (difference.mean - difference.low) / (difference.mean + RESOLUTION)
     return math.ceil(difference.prompts * ratio**2)
 
 
