@@ -39,7 +39,12 @@ def run(config: CompressConfig) -> None:
     name, rule = config.sides
     ranked_by = load_policy(name) if config.policy else make_scorer(name)
     scorer, allocator = resolve_method(ranked_by, rule)
-    engine = _engine_of(config)
+    engine: Engine = Vllm()
+    if config.gguf:
+        require("--gguf", "gguf", "gguf")
+        from kvp.llamacpp.slots import LlamaServer
+
+        engine = LlamaServer(config.gguf)
     engine.check(allocator)
     if engine.model and config.model == type(config).model:
         config = replace(config, model=engine.model)
@@ -68,16 +73,6 @@ def run(config: CompressConfig) -> None:
             print(json.dumps(told), flush=True)
             progress.advance(note=name)
     say(f"{len(documents)} contexts are in {config.out}")
-
-
-def _engine_of(config: CompressConfig) -> Engine:
-    """What is to go on from the contexts."""
-    if not config.gguf:
-        return Vllm()
-    require("--gguf", "gguf", "gguf")
-    from kvp.llamacpp.slots import LlamaServer
-
-    return LlamaServer(config.gguf)
 
 
 def _documents(names: str | Sequence[str]) -> Iterator[tuple[str, Text]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from eval.methods import ALL_NULLS
 from kvp.program.settings import Group
-from policies.base import BaseAllocator, Heuristic, Options, option_names
+from policies.base import Options, option_names
 from policies.registry import ALLOCATORS, METHODS, PLAIN, attention_free, needs_in_words
 
 HEAD = """\
@@ -18,10 +18,10 @@ Costs: N tokens, D channels of a head, H KV heads and Q query heads of each of L
 
 def run(_: Group) -> None:
     """Print scorers (full cache and learned policies among them) and allocators."""
-    print("\n".join([HEAD, *scorer_lines(METHODS), "", *allocator_lines(ALLOCATORS)]))
+    print("\n".join([HEAD, *_scorer_lines(), "", *_allocator_lines()]))
 
 
-def scorer_lines(methods: Mapping[str, type[Heuristic]]) -> Iterator[str]:
+def _scorer_lines() -> Iterator[str]:
     """Lines on the scorers, those that score nothing in a group of their own."""
     yield "Scorers: which tokens of a head stay"
     yield from _entry("full", "everything: the unmodified cache", [("reads", "nothing")])
@@ -30,7 +30,7 @@ def scorer_lines(methods: Mapping[str, type[Heuristic]]) -> Iterator[str]:
         "what the policies of --policies DIR learned (attention-free)",
         [("reads", f"{PLAIN}; trained by kvp train"), ("costs", "a small network per head, O(N)")],
     )
-    yield from _scorers(entry for entry in methods.values() if not entry.null)
+    yield from _scorers(null=False)
     yield from _entry(
         "kvzap:WEIGHTS",
         "what published networks predict of KVzip+ (a folder, or org/name on the hub)",
@@ -38,19 +38,20 @@ def scorer_lines(methods: Mapping[str, type[Heuristic]]) -> Iterator[str]:
     )
     yield ""
     yield f"Nulls: what a score has to beat ({ALL_NULLS} stands for all of them)"
-    yield from _scorers(entry for entry in methods.values() if entry.null)
+    yield from _scorers(null=True)
 
 
-def _scorers(entries: Iterable[type[Heuristic]]) -> Iterator[str]:
-    for entry in entries:
-        free = " (attention-free)" if attention_free(entry.method) else ""
-        yield from _component(entry, free, ("reads", needs_in_words(entry().needs)))
+def _scorers(*, null: bool) -> Iterator[str]:
+    for entry in METHODS.values():
+        if entry.null == null:
+            free = " (attention-free)" if attention_free(entry.method) else ""
+            yield from _component(entry, free, ("reads", needs_in_words(entry().needs)))
 
 
-def allocator_lines(allocators: Mapping[str, type[BaseAllocator]]) -> Iterator[str]:
+def _allocator_lines() -> Iterator[str]:
     """Lines on the allocators: how a budget is split over layers and heads."""
     yield "Allocators: how many tokens each head keeps (--allocators, or after the plus sign)"
-    for entry in allocators.values():
+    for entry in ALLOCATORS.values():
         sizes = "; no budget, the scorer decides the size" if entry.sized_by_scorer else ""
         yield from _component(entry, sizes, ("needs", entry.reads))
 

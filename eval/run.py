@@ -198,7 +198,13 @@ def _evaluate_into(
             )
             return None
         rows.join(output.local / ROWS)
-    results = _close(prepared, bench, output)
+    if config.timing_prompts:
+        measure_times(bench, prepared, config.timing_prompts, output.local / TIMING)
+    output.push(*RECORDS)
+    output.pull(*RECORDS)  # another worker may close the run, too
+    seal(output.local)
+    output.push(MANIFEST)
+    results = load_results(output.local)
     if isinstance(rows, RecordParts):
         rows.delete()
     return results
@@ -215,18 +221,6 @@ def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
         {"protocol": protocol, "prompts": tasks, "settings": [list(key) for key in settings]}
         for (protocol, *settings), tasks in runs.items() if settings
     ]  # fmt: skip
-
-
-def _close(prepared: Prepared, bench: Bench, output: OutputFolder) -> Results:
-    """What is measured once per run; returns all that the folder holds."""
-    config, folder = bench.config, output.local
-    if config.timing_prompts:
-        measure_times(bench, prepared, config.timing_prompts, folder / TIMING)
-    output.push(*RECORDS)
-    output.pull(*RECORDS)  # another worker may close the run, too
-    seal(folder)
-    output.push(MANIFEST)
-    return load_results(folder)
 
 
 def load_bench(

@@ -91,7 +91,10 @@ def _measure_prompt(
             prefills[recorded] = seen, took[0]
         seen, prefill_seconds = prefills[recorded]
         with meter(bench) as took:
-            cache, kept = _evict(bench, seen, before, method, future)
+            # Anew for every setting, so that its time includes the extra passes that it needs.
+            fresh = seen.with_inputs(bench.model, before, bench.tokenizer)
+            ((_, kept),) = keep(fresh, [method], future)
+            cache = gather(seen, [kept])
         nbytes = cache.nbytes
         results.append(
             {
@@ -104,16 +107,6 @@ def _measure_prompt(
             }
         )
     return results
-
-
-def _evict(
-    bench: Bench, seen: Prefill, ids: Tensor, method: Method, future: list[Tensor] | None
-) -> tuple[EvictingCache, Tensor]:
-    """Extra passes, scores, selection and gathering of one prompt; the full cache is gathered."""
-    # Anew for every setting, so that its time includes the extra passes that it needs.
-    fresh = seen.with_inputs(bench.model, ids, bench.tokenizer)
-    ((_, kept),) = keep(fresh, [method], future)
-    return gather(seen, [kept]), kept
 
 
 def _decode(bench: Bench, cache: EvictingCache, feed: Tensor, position: int, meter: Meter) -> float:
