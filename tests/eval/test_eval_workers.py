@@ -16,15 +16,15 @@ EVALUATIONS = 16
 
 
 @pytest.fixture(scope="module")
-def evaluations(tiny_folder, tiny_policy, fork_server):
+def evaluations(model_folder, tiny_policy, fork_server):
     """Runs of kvp eval with the flags of a small one."""
     settings = {
-        "model": tiny_folder, "policies": tiny_policy, "methods": METHODS, "prompts": 4,
-        "tasks": "niah_single_1,chat", "budgets": "12.5%,25%", "length": 260,
+        "model": model_folder, "policies": tiny_policy, "methods": METHODS, "prompts": 4,
+        "tasks": "niah_single_1,chat", "budgets": "12.5%,25%", "length": 300,
         "timing_prompts": 1, "max_new_tokens": 6,
     }  # fmt: skip
     flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    return fork_server("eval", *flags, modules=("eval.run",), model=tiny_folder)
+    return fork_server("eval", *flags, modules=("eval.run",), model=model_folder)
 
 
 @pytest.fixture(scope="module")

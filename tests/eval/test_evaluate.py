@@ -1,6 +1,7 @@
 """One prompt, many variants: each record must be what running that variant alone gives."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from eval.methods import build_methods
 from eval.prepare import load_all
 from kvp.budgets import parse_budget
 from kvp.data.task import TaskSettings
-from kvp.hf import prefill_and_evict
+from kvp.hf import EvictingCache, prefill, prefill_and_evict
+from kvp.hf.evict import all_tokens
 from kvp.program.names import split_list
 from kvp.ranking import UNPROTECTED, Protection
 from policies import make_allocator, make_scorer
@@ -22,7 +24,7 @@ SAFE = Protection(sinks=4, recents=16)
 
 
 def _config(folder, **fields):
-    settings = {"tasks": "niah_single_1,chat", "prompts": 1, "length": 200, "max_new_tokens": 8}
+    settings = {"tasks": "niah_single_1,chat", "prompts": 1, "length": 300, "max_new_tokens": 8}
     return EvalConfig(out="unused", model=str(folder), **{**settings, **fields})  # type: ignore[arg-type]
 
 
@@ -32,8 +34,8 @@ def _load(config, tokenizer, positions=None):
 
 
 @pytest.fixture(scope="module")
-def prompts(bench, tiny_folder):
-    return {p.task: p for p in _load(_config(tiny_folder), bench.tokenizer)[0]}
+def prompts(bench, model_folder):
+    return {p.task: p for p in _load(_config(model_folder), bench.tokenizer)[0]}
 
 
 def _settings(methods, budget):
@@ -82,6 +84,44 @@ def test_answers_are_those_of_each_method_alone(bench, prompts, protocol):
     assert len(predictions) > 4  # eviction changes what this model says, so equality means much
     assert uneven >= 4  # heads of one cache really kept different numbers of tokens
     assert [(r["budget_spec"], r["budget"]) for r in records[-2:]] == [("own", None)] * 2
+
+
+def _started(bench):
+    """Ids of a prompt, its prefill but for four tokens, and caches of different sizes of it."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, 600, (24,), generator=generator)
+    start = prefill(bench.model, ids[None, :20])
+    noise = torch.rand(6, 2, 2, 20, generator=generator)  # [cache, L, H, N]
+    sizes = (3, 18, 5, 8, 5, 12)
+    return ids, start, [one.argsort(-1)[..., :size].sort(-1).values
+                        for one, size in zip(noise, sizes, strict=True)]  # fmt: skip
+
+
+@pytest.mark.parametrize("decode_batch", [3, 64])
+def test_caches_leave_the_batch_when_their_answers_end(bench, decode_batch, monkeypatch):
+    monkeypatch.setattr(bench.model.generation_config, "eos_token_id", list(range(0, 600, 7)))
+    ids, start, caches = _started(bench)
+    caches.append(all_tokens(start))
+    alone = []
+    for kept in caches:
+        cache = EvictingCache.select(start.keys, start.values, list(kept[:, None]), seen=20)
+        alone.append(_generate(bench, ids[None], past_key_values=cache)[0, 24:].tolist())
+    assert len(set(map(len, alone))) > 1
+    batched = replace(bench, config=replace(bench.config, decode_batch=decode_batch))
+    answers = batched.answers(SimpleNamespace(ids=ids), start, caches)
+    assert [answer for answer, _ in answers] == alone
+
+
+def test_equal_caches_run_once(bench, monkeypatch):
+    ids, start, (first, second, *_) = _started(bench)
+    widths, forward = [], bench.model.forward
+    monkeypatch.setattr(
+        bench.model, "forward",
+        lambda *args, **given: widths.append(len(given["input_ids"])) or forward(*args, **given),
+    )  # fmt: skip
+    answers = bench.answers(SimpleNamespace(ids=ids), start, [first, second, first, first])
+    assert max(widths) == 2
+    assert answers[0] == answers[2] == answers[3]
 
 
 @pytest.mark.parametrize("protocol", ["query_aware", "query_agnostic"])

@@ -18,7 +18,7 @@ from kvp.hf import load_model
 from kvp.scoring import Needs
 from policies import load_policy, make_allocator, make_method
 
-SMALL = {"tasks": ["niah_single_1"], "length": 200, "prompts": 2, "budgets": ["25%"],
+SMALL = {"tasks": ["niah_single_1"], "length": 300, "prompts": 2, "budgets": ["25%"],
          "protocols": "query_aware", "protection": "off"}  # fmt: skip
 
 
@@ -53,9 +53,9 @@ class NeedsMore(Newest):
         super().__init__(what > 0)
 
 
-def test_a_table_is_the_same_behind_a_pickle(tiny_folder, tmp_path, monkeypatch):
+def test_a_table_is_the_same_behind_a_pickle(model_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    table = _evaluate(str(tiny_folder), ["full", "snapkv"], out="out", timing_prompts=0)
+    table = _evaluate(str(model_folder), ["full", "snapkv"], out="out", timing_prompts=0)
     again = pickle.loads(pickle.dumps(_through(table.to_pickle, pd.read_pickle)))
     pd.testing.assert_frame_equal(pd.DataFrame(again), pd.DataFrame(table))
     assert repr(again) == repr(table)
@@ -80,9 +80,9 @@ def _evaluate(folder, methods, **settings):
     return kvp.evaluate(folder, **{**SMALL, "methods": methods, **settings})
 
 
-def test_rows_are_those_of_the_results_folder(tiny_folder, tmp_path, capsys):
+def test_rows_are_those_of_the_results_folder(model_folder, tmp_path, capsys):
     out = tmp_path / "out"
-    table = _evaluate(str(tiny_folder), ["full", "snapkv"], out=str(out), timing_prompts=0)
+    table = _evaluate(str(model_folder), ["full", "snapkv"], out=str(out), timing_prompts=0)
     records = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
     assert [*table.columns, "checksum"] == list(records[0])
     assert len(table) == len(records) == 4
@@ -97,30 +97,30 @@ def test_rows_are_those_of_the_results_folder(tiny_folder, tmp_path, capsys):
     assert type(table[table["method"] == "full"]) is pd.DataFrame
 
 
-def test_without_a_folder_nothing_is_left(tiny_folder, tmp_path, monkeypatch, capsys):
+def test_without_a_folder_nothing_is_left(model_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert len(_evaluate(str(tiny_folder), ["full"])) == 2
+    assert len(_evaluate(str(model_folder), ["full"])) == 2
     assert not list(tmp_path.iterdir())
     assert "results are in" not in capsys.readouterr().err
 
 
-def test_a_loaded_model_is_evaluated_as_its_name_is(tiny_folder):
-    by_name = _evaluate(str(tiny_folder), ["full", "snapkv+ada"])
-    _, tokenizer = load_model(str(tiny_folder))
-    model = AutoModelForCausalLM.from_pretrained(tiny_folder, attn_implementation="sdpa").train()
+def test_a_loaded_model_is_evaluated_as_its_name_is(model_folder):
+    by_name = _evaluate(str(model_folder), ["full", "snapkv+ada"])
+    _, tokenizer = load_model(str(model_folder))
+    model = AutoModelForCausalLM.from_pretrained(model_folder, attn_implementation="sdpa").train()
     loaded = _evaluate(model, ["full", "snapkv+ada"], tokenizer=tokenizer)
     pd.testing.assert_frame_equal(loaded, by_name)
     assert model.training
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_names_classes_objects_and_pairs_side_by_side(tiny_folder, tiny_policy):
+def test_names_classes_objects_and_pairs_side_by_side(model_folder, tiny_policy):
     methods = [
         Newest, Newest(back=True), (Newest, Mine()), make_method("knorm", "ada"), "tova",
         load_policy(tiny_policy),
     ]  # fmt: skip
-    table = _evaluate(str(tiny_folder), methods)
+    table = _evaluate(str(model_folder), methods)
     labels = table.groupby(["method", "allocator"]).size()
     assert dict(labels) == {
         ("newest", "uniform"): 2, ("oldest", "uniform"): 2, ("newest", "mine"): 2,
@@ -139,13 +139,13 @@ def test_names_classes_objects_and_pairs_side_by_side(tiny_folder, tiny_policy):
         ([Newest(), NeedsMore(0)], "two scorers are called 'newest'"),
     ],
 )
-def test_methods_that_are_none_are_one_line(tiny_folder, methods, message, one_line):
+def test_methods_that_are_none_are_one_line(model_folder, methods, message, one_line):
     with one_line(UsageError, match=message):
-        _evaluate(str(tiny_folder), methods)
+        _evaluate(str(model_folder), methods)
 
 
-def test_a_model_object_comes_with_what_it_needs(tiny_folder):
-    model, tokenizer = load_model(str(tiny_folder))
+def test_a_model_object_comes_with_what_it_needs(model_folder):
+    model, tokenizer = load_model(str(model_folder))
     with pytest.raises(UsageError, match="give its tokenizer="):
         _evaluate(model, ["full"])
     with pytest.raises(UsageError, match="device= is the model's own"):
@@ -153,8 +153,8 @@ def test_a_model_object_comes_with_what_it_needs(tiny_folder):
     with pytest.raises(UsageError, match="objects stay in a process"):
         _evaluate(model, ["full"], tokenizer=tokenizer, engine="ray")
     with pytest.raises(UsageError, match="objects stay in a process"):
-        _evaluate(str(tiny_folder), ["full", Newest()], engine="ray")
+        _evaluate(str(model_folder), ["full", Newest()], engine="ray")
     with pytest.raises(UsageError, match="belongs to a model object"):
-        _evaluate(str(tiny_folder), ["full"], tokenizer=tokenizer)
+        _evaluate(str(model_folder), ["full"], tokenizer=tokenizer)
     with pytest.raises(UsageError, match="computes in float64"):
         _evaluate(model.double(), ["full"], tokenizer=tokenizer)

@@ -20,9 +20,9 @@ HEURISTICS = "random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,expected_
 
 
 @pytest.fixture(scope="module")
-def prompts(bench, tiny_folder):
+def prompts(bench, model_folder):
     config = EvalConfig(
-        out="unused", model=str(tiny_folder), tasks="niah_single_1", prompts=3, length=200
+        out="unused", model=str(model_folder), tasks="niah_single_1", prompts=3, length=300
     )
     return load_all(TaskSettings.of(config, count=3, seed=0), bench.tokenizer)[0]
 

@@ -30,7 +30,7 @@ METHODS = "full,kvp,random,snapkv,oracle,knorm+ada,gvote+self_sized"
 def _arguments(folder, policy, out, **changes):
     settings = {
         "model": folder, "policies": policy, "methods": METHODS, "tasks": "niah_single_1,chat",
-        "budgets": "12.5%,25%", "prompts": 2, "length": 260, "timing_prompts": 1,
+        "budgets": "12.5%,25%", "prompts": 2, "length": 300, "timing_prompts": 1,
         "max_new_tokens": 6, "out": out, **changes,
     }  # fmt: skip
     return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
@@ -50,14 +50,16 @@ def _by_key(records):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, tiny_folder, tiny_policy):
+def finished(tmp_path_factory, model_folder, tiny_policy):
     out = tmp_path_factory.mktemp("finished") / "results"
-    assert main(_arguments(tiny_folder, tiny_policy, out)) == 0
+    assert main(_arguments(model_folder, tiny_policy, out)) == 0
     return out
 
 
-def test_the_program_says_what_it_does_and_what_to_open(finished, tiny_folder, tiny_policy, capsys):
-    assert main(_arguments(tiny_folder, tiny_policy, finished)) == 0
+def test_the_program_says_what_it_does_and_what_to_open(
+    finished, model_folder, tiny_policy, capsys
+):
+    assert main(_arguments(model_folder, tiny_policy, finished)) == 0
     printed = capsys.readouterr()
     for line in ("preparing prompts ...", "loading the model ...", "evaluating: 8/8"):
         assert line in printed.err
@@ -112,7 +114,7 @@ def test_the_other_files_cover_all_methods(finished):
 
 
 def test_a_method_that_the_model_cannot_serve_is_named(
-    tmp_path, tiny_folder, tiny_policy, monkeypatch, capsys
+    tmp_path, model_folder, tiny_policy, monkeypatch, capsys
 ):
     def refused(*_):
         raise ModelError("GPTNeoXForCausalLM has no attention module")
@@ -120,30 +122,30 @@ def test_a_method_that_the_model_cannot_serve_is_named(
     monkeypatch.setattr("kvp.hf.scorer_inputs.rope_of", refused)
     for dry_run in ("true", "false"):
         changes = {"methods": "full,knorm,expected_attention", "dry_run": dry_run}
-        assert main(_arguments(tiny_folder, tiny_policy, tmp_path / "results", **changes)) == 2
+        assert main(_arguments(model_folder, tiny_policy, tmp_path / "results", **changes)) == 2
         said = "error: method expected_attention: GPTNeoXForCausalLM has no attention module"
         assert capsys.readouterr().err.splitlines()[-1].endswith(said)
 
 
-def test_a_killed_run_resumes_to_the_same_records(finished, tmp_path, tiny_folder, tiny_policy):
+def test_a_killed_run_resumes_to_the_same_records(finished, tmp_path, model_folder, tiny_policy):
     out = tmp_path / "results"
     shutil.copytree(finished, out)
     whole = (out / "rows.jsonl").read_bytes()
     lines = whole.splitlines(keepends=True)
     (out / "rows.jsonl").write_bytes(b"".join(lines[:50]) + lines[50][:25])
-    assert main(_arguments(tiny_folder, tiny_policy, out, timing_prompts=0)) == 0
+    assert main(_arguments(model_folder, tiny_policy, out, timing_prompts=0)) == 0
     assert _by_key(_records(out)) == _by_key(_records(finished))
 
 
 @pytest.mark.parametrize("step", ["measure_times", "seal"])
 def test_a_run_that_is_killed_behind_its_rows_is_unfinished(
-    step, finished, tmp_path, tiny_folder, tiny_policy, monkeypatch
+    step, finished, tmp_path, model_folder, tiny_policy, monkeypatch
 ):
     def killed(*_):
         raise KeyboardInterrupt
 
     out = tmp_path / "results"
-    arguments = _arguments(tiny_folder, tiny_policy, out)
+    arguments = _arguments(model_folder, tiny_policy, out)
     with monkeypatch.context() as patch:
         patch.setattr(f"eval.run.{step}", killed)
         assert main(arguments) == 130
@@ -165,7 +167,7 @@ def test_a_run_that_is_killed_behind_its_rows_is_unfinished(
 )
 @pytest.mark.parametrize("of", ["task", "file", "policy"])
 def test_a_name_that_results_cannot_hold_is_refused_before_any_work(
-    of, odd, tmp_path, tiny_folder, tiny_policy, capsys
+    of, odd, tmp_path, model_folder, tiny_policy, capsys
 ):
     changes = {"methods": "full,kvp", "tasks": "data", "split": "all"}
     data = tmp_path / "rows.jsonl"
@@ -178,7 +180,7 @@ def test_a_name_that_results_cannot_hold_is_refused_before_any_work(
     data.write_text(json.dumps(row))
     label = odd if of == "policy" else "mine"
     changes |= {"data": data, "policies": f"{label}={tiny_policy}"}
-    message = _refusal(capsys, _arguments(tiny_folder, tiny_policy, tmp_path / "out", **changes))
+    message = _refusal(capsys, _arguments(model_folder, tiny_policy, tmp_path / "out", **changes))
     assert re.search("has (the character|more than 1,000 characters|half of a surrogate)", message)
     assert not (tmp_path / "out").exists()
 
@@ -200,20 +202,20 @@ class Twins:
 
 
 def test_two_prompts_of_one_name_are_refused(
-    tmp_path, tiny_folder, tiny_policy, capsys, monkeypatch
+    tmp_path, model_folder, tiny_policy, capsys, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, "own_tasks", sys.modules[__name__])
     changes = {"tasks": "own_tasks:Twins", "methods": "full"}
-    arguments = _arguments(tiny_folder, tiny_policy, tmp_path / "out", **changes)
+    arguments = _arguments(model_folder, tiny_policy, tmp_path / "out", **changes)
     assert "two prompts are called same of twins" in _refusal(capsys, arguments)
 
 
-def test_a_finished_run_can_be_extended(finished, tmp_path, tiny_folder, tiny_policy):
+def test_a_finished_run_can_be_extended(finished, tmp_path, model_folder, tiny_policy):
     out = tmp_path / "results"
     shutil.copytree(finished, out)
     before = (out / "rows.jsonl").read_bytes()
     changes = {"prompts": 3, "methods": "full,tova", "timing_prompts": 0}
-    assert main(_arguments(tiny_folder, tiny_policy, out, **changes)) == 0
+    assert main(_arguments(model_folder, tiny_policy, out, **changes)) == 0
     after = (out / "rows.jsonl").read_bytes()
     assert after.startswith(before)
     added = [
@@ -256,17 +258,17 @@ def _refusal(capsys, arguments):
     ],
 )
 def test_mistakes_are_one_line_before_the_weights_are_loaded(
-    changes, words, capsys, tmp_path, tiny_folder, tiny_policy, monkeypatch
+    changes, words, capsys, tmp_path, model_folder, tiny_policy, monkeypatch
 ):
     monkeypatch.delattr("eval.run.model_of")
     out = tmp_path / "results"
-    assert words in _refusal(capsys, _arguments(tiny_folder, tiny_policy, out, **changes))
+    assert words in _refusal(capsys, _arguments(model_folder, tiny_policy, out, **changes))
     assert not out.exists()
 
 
-def test_a_dry_run_tells_the_work_and_writes_nothing(tmp_path, tiny_folder, tiny_policy, capsys):
+def test_a_dry_run_tells_the_work_and_writes_nothing(tmp_path, model_folder, tiny_policy, capsys):
     out = tmp_path / "results"
-    arguments = _arguments(tiny_folder, tiny_policy, out, dry_run="true")
+    arguments = _arguments(model_folder, tiny_policy, out, dry_run="true")
     at = arguments.index("--out")
     assert main(arguments[:at] + arguments[at + 2 :]) == 0
     output = capsys.readouterr().err
@@ -297,16 +299,16 @@ def test_a_dry_run_measures_what_a_gpu_has_warmed_up_for(device, passes, monkeyp
 
 
 def test_small_budgets_are_noted_where_they_were_asked_for(
-    tmp_path, tiny_folder, tiny_policy, capsys
+    tmp_path, model_folder, tiny_policy, capsys
 ):
-    for budgets, noted in (("6%", True), (EvalConfig.budgets, False)):  # at most 16 of 260 tokens
+    for budgets, noted in (("6%", True), (EvalConfig.budgets, False)):  # at most 16 of 300 tokens
         changes = {"budgets": budgets, "methods": "knorm", "dry_run": "true"}
-        assert main(_arguments(tiny_folder, tiny_policy, tmp_path / "r", **changes)) == 0
+        assert main(_arguments(model_folder, tiny_policy, tmp_path / "r", **changes)) == 0
         assert ("below the 20 protected tokens" in capsys.readouterr().err) == noted
 
 
 def test_an_interrupted_run_says_so_wherever_it_is_shown(
-    tmp_path, tiny_folder, tiny_policy, monkeypatch, capsys
+    tmp_path, model_folder, tiny_policy, monkeypatch, capsys
 ):
     left = iter(range(3))
 
@@ -316,7 +318,7 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(
         return evaluate_together(*given)
 
     arguments = _arguments(
-        tiny_folder, tiny_policy, tmp_path / "r", methods="full,knorm",
+        model_folder, tiny_policy, tmp_path / "r", methods="full,knorm",
         timing_prompts=0, tasks="niah_single_1", prompts=3,
     )  # fmt: skip
     monkeypatch.setattr("eval.run.evaluate_together", interrupted)
@@ -356,7 +358,7 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(
 
 
 def test_a_policy_of_a_model_with_the_same_heads_gives_a_note(
-    tmp_path, tiny_folder, tiny_policy, capsys
+    tmp_path, model_folder, tiny_policy, capsys
 ):
     policy, other = load_policy(tiny_policy), tmp_path / "other"
     model = {"id": "their/model", "revision": None, "weights": "another"}
@@ -365,18 +367,18 @@ def test_a_policy_of_a_model_with_the_same_heads_gives_a_note(
         "methods": "kvp", "prompts": 1, "timing_prompts": 0,
         "tasks": "niah_single_1", "budgets": "25%", "protocols": "query_aware",
     }  # fmt: skip
-    assert main(_arguments(tiny_folder, other, tmp_path / "out", **changes)) == 0
-    note = f"policy other: made on their/model, this model is {tiny_folder.name}"
+    assert main(_arguments(model_folder, other, tmp_path / "out", **changes)) == 0
+    note = f"policy other: made on their/model, this model is {model_folder.name}"
     assert f"note: {note}" in capsys.readouterr().err
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert note in manifest["notes"]
 
 
-def test_rows_that_a_policy_was_trained_on_are_said(tmp_path, tiny_folder, tiny_policy, capsys):
+def test_rows_that_a_policy_was_trained_on_are_said(tmp_path, model_folder, tiny_policy, capsys):
     policy, data = load_policy(tiny_policy), tmp_path / "rows.jsonl"
     rows = ({"context": f"It is {n}.", "question": "What?", "answer": str(n)} for n in range(40))
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recorded = data_identity(TaskSettings(data=str(data), length=260), ())
+    recorded = data_identity(TaskSettings(data=str(data), length=300), ())
     training = {"text": {"data": recorded}}
     meta = PolicyMeta(geometry=policy.geometry, model=policy.metadata["model"], training=training)
     save_policy(tmp_path / "own", policy.rankers, meta)
@@ -386,7 +388,7 @@ def test_rows_that_a_policy_was_trained_on_are_said(tmp_path, tiny_folder, tiny_
     }  # fmt: skip
     for split, said in (("all", True), ("test", False)):
         out = tmp_path / split
-        assert main(_arguments(tiny_folder, tmp_path / "own", out, split=split, **changes)) == 0
+        assert main(_arguments(model_folder, tmp_path / "own", out, split=split, **changes)) == 0
         note = "policy own: trained on rows of --data, which --split all measures, too"
         assert (f"note: {note}" in capsys.readouterr().err) == said
         results = load_results(out)

@@ -44,8 +44,8 @@ def records(out):
     return [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
 
 
-def test_records_are_those_of_each_question_alone(bench, tiny_folder, tmp_path, monkeypatch):
-    config = EvalConfig(**settings_of(tiny_folder, rows(tmp_path / "my.jsonl")))
+def test_records_are_those_of_each_question_alone(bench, model_folder, tmp_path, monkeypatch):
+    config = EvalConfig(**settings_of(model_folder, rows(tmp_path / "my.jsonl")))
     prepared = prepare(config, methods_of(config))
     alone = {
         key_of(record): record for work in prepared.work for record in evaluate_prompt(bench, *work)
@@ -68,8 +68,8 @@ def test_records_are_those_of_each_question_alone(bench, tiny_folder, tmp_path, 
     assert len({(r["example"], r["prediction"]) for r in together}) > 5
 
 
-def test_groups_have_one_prefill(bench, tiny_folder, tmp_path):
-    config = EvalConfig(**settings_of(tiny_folder, rows(tmp_path / "my.jsonl")))
+def test_groups_have_one_prefill(bench, model_folder, tmp_path):
+    config = EvalConfig(**settings_of(model_folder, rows(tmp_path / "my.jsonl")))
     prepared = prepare(config, methods_of(config))
     settings = prepared.work[0][2]
     same = [(prompt, protocol, settings) for prompt, protocol, _ in prepared.work]
@@ -82,11 +82,11 @@ def test_groups_have_one_prefill(bench, tiny_folder, tmp_path):
     assert len(by_prefill(told)) == len(same)
 
 
-def test_a_killed_run_goes_on_where_it_was(tiny_folder, tmp_path, monkeypatch):
+def test_a_killed_run_goes_on_where_it_was(model_folder, tmp_path, monkeypatch):
     data = rows(tmp_path / "my.jsonl")
-    whole = settings_of(tiny_folder, data, out=str(tmp_path / "whole"))
+    whole = settings_of(model_folder, data, out=str(tmp_path / "whole"))
     assert run(whole) == 0
-    cut = settings_of(tiny_folder, data, out=str(tmp_path / "cut"))
+    cut = settings_of(model_folder, data, out=str(tmp_path / "cut"))
     append, written = RecordFile.append, []
 
     def killed(self, found):

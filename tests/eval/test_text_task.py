@@ -27,8 +27,8 @@ def _documents(count, words=120):
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_folder):
-    return load_model(str(tiny_folder))[1]
+def tokenizer(model_folder):
+    return load_model(str(model_folder))[1]
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +104,9 @@ def test_a_reply_beyond_the_models_positions_is_refused(tokenizer, jsonl):
         _load(config, tokenizer, positions=80)
 
 
-def test_a_model_without_chat_template_is_measured_on_text(tiny_folder, jsonl, tmp_path):
+def test_a_model_without_chat_template_is_measured_on_text(model_folder, jsonl, tmp_path):
     folder = tmp_path / "model"
-    shutil.copytree(tiny_folder, folder)
+    shutil.copytree(model_folder, folder)
     (folder / "chat_template.jinja").unlink()
     out = tmp_path / "results"
     arguments = {

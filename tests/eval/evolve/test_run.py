@@ -26,7 +26,7 @@ main = partial(run_program, "evolve")
 def _arguments(folder, out, **changes):
     settings = {
         "model": folder, "scorer": "keydiff", "tasks": "niah_single_1,chat", "budget": "20%",
-        "search_prompts": 3, "holdout": 4, "length": 260, "generations": 2, "max_new_tokens": 5,
+        "search_prompts": 3, "holdout": 4, "length": 300, "generations": 2, "max_new_tokens": 5,
         "out": out, **changes,
     }  # fmt: skip
     return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
@@ -38,19 +38,19 @@ def _journal(out):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, tiny_folder):
+def finished(tmp_path_factory, model_folder):
     out = tmp_path_factory.mktemp("finished") / "search"
-    assert main(_arguments(tiny_folder, out)) == 0
+    assert main(_arguments(model_folder, out)) == 0
     return out
 
 
-def test_a_run_ends_in_a_budget_file(finished, tiny_folder):
+def test_a_run_ends_in_a_budget_file(finished, model_folder):
     budgets = load_budgets(finished)
     assert (budgets.layers, budgets.kv_heads) == (2, 2)
     assert sum(budgets.counts) == 2 * budgets.budget
     assert budgets.budget == parse_budget("20%").tokens(budgets.cached_tokens)
     assert min(budgets.counts) >= 20
-    assert (budgets.model["id"], budgets.scorer) == (tiny_folder.name, "keydiff")
+    assert (budgets.model["id"], budgets.scorer) == (model_folder.name, "keydiff")
     made = budgets.made_by
     assert made["generations"] == 2
     assert made["evaluations"] == sum(record["evaluated"] for record in _journal(finished))
@@ -63,10 +63,10 @@ def test_a_run_ends_in_a_budget_file(finished, tiny_folder):
     assert budgets.data["split"] == "validation"
 
 
-def test_the_cache_really_keeps_what_was_searched(finished, tiny_folder):
+def test_the_cache_really_keeps_what_was_searched(finished, model_folder):
     point = load_budgets(finished)
     scorer, allocator = make_method(f"keydiff+evolved:{finished}")
-    model, _ = load_model(str(tiny_folder))
+    model, _ = load_model(str(model_folder))
     ids = torch.arange(point.cached_tokens)[None] % 300
     cache = prefill_and_evict(model, ids, scorer, point.budget, allocator=allocator)
     nbytes = [sum(layer.entry_nbytes) for layer in cache.layers]
@@ -74,27 +74,27 @@ def test_the_cache_really_keeps_what_was_searched(finished, tiny_folder):
     assert nbytes == [count * per_token for count in point.counts]
 
 
-def test_a_finished_run_is_left_alone(finished, tiny_folder, monkeypatch, capsys):
+def test_a_finished_run_is_left_alone(finished, model_folder, monkeypatch, capsys):
     before = {path: path.read_bytes() for path in finished.iterdir()}
     monkeypatch.setattr(eval.evolve.run, "load_bench", lambda *_, **__: pytest.fail("ran a model"))
-    assert main(_arguments(tiny_folder, finished)) == 0
+    assert main(_arguments(model_folder, finished)) == 0
     assert {path: path.read_bytes() for path in finished.iterdir()} == before
     output = capsys.readouterr()
     assert "is finished" in output.err
     assert "held out" in output.out
 
 
-def test_budgets_of_another_search_are_not_taken_for_this_one(finished, tiny_folder, tmp_path):
+def test_budgets_of_another_search_are_not_taken_for_this_one(finished, model_folder, tmp_path):
     out, other = tmp_path / "search", tmp_path / "other"
     shutil.copytree(finished, out)
-    assert main(_arguments(tiny_folder, other, scorer="knorm")) == 0
+    assert main(_arguments(model_folder, other, scorer="knorm")) == 0
     shutil.copy(other / "budgets.json", out)
-    assert main(_arguments(tiny_folder, out)) == 0
+    assert main(_arguments(model_folder, out)) == 0
     ours, theirs = load_budgets(out), load_budgets(finished)
     assert (ours.scorer, ours.counts, ours.held_out) == ("keydiff", theirs.counts, theirs.held_out)
 
 
-def test_a_run_killed_between_generations_resumes(finished, tiny_folder, tmp_path, monkeypatch):
+def test_a_run_killed_between_generations_resumes(finished, model_folder, tmp_path, monkeypatch):
     append = Journal.append
 
     def killed(journal, entry):
@@ -104,18 +104,18 @@ def test_a_run_killed_between_generations_resumes(finished, tiny_folder, tmp_pat
 
     out = tmp_path / "search"
     monkeypatch.setattr(Journal, "append", killed)
-    assert main(_arguments(tiny_folder, out)) == 130
+    assert main(_arguments(model_folder, out)) == 130
     assert not (out / "budgets.json").exists()
     monkeypatch.undo()
-    assert main(_arguments(tiny_folder, out)) == 0
+    assert main(_arguments(model_folder, out)) == 0
     assert _journal(out) == _journal(finished)
     ours, theirs = load_budgets(out), load_budgets(finished)
     assert (ours.counts, ours.held_out) == (theirs.counts, theirs.held_out)
 
 
-def test_prompts_that_do_not_fit_the_memory_change_nothing(finished, tiny_folder, tmp_path):
+def test_prompts_that_do_not_fit_the_memory_change_nothing(finished, model_folder, tmp_path):
     out = tmp_path / "search"
-    assert main(_arguments(tiny_folder, out, memory_gb=0, decode_batch=2)) == 0
+    assert main(_arguments(model_folder, out, memory_gb=0, decode_batch=2)) == 0
     ours, theirs = _journal(out), _journal(finished)
     assert [record["schemes"] for record in ours] == [record["schemes"] for record in theirs]
     for mine, other in zip(ours, theirs, strict=True):
@@ -133,9 +133,9 @@ def test_prompts_that_do_not_fit_the_memory_change_nothing(finished, tiny_folder
         ({"holdout": "-1"}, "--holdout must be at least 0"),
     ],
 )
-def test_mistakes_are_one_line(changes, words, tmp_path, tiny_folder, capsys):
+def test_mistakes_are_one_line(changes, words, tmp_path, model_folder, capsys):
     out = tmp_path / "search"
-    assert main(_arguments(tiny_folder, out, **changes)) == 2
+    assert main(_arguments(model_folder, out, **changes)) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines[-1].startswith("kvp evolve: error: ")
     assert "loading the model ..." not in lines, "what can be refused is refused before"
@@ -157,9 +157,9 @@ def test_no_layer_keeps_more_than_the_prompts_have():
     assert plan.scheme(np.array([90.0, 1.0])) == (50, 30)
 
 
-def test_held_out_prompts_are_others(tiny_folder):
-    _, tokenizer = load_model(str(tiny_folder))
-    config = EvolveConfig(out="unused", tasks="niah_single_1,niah_single_2", length=260)
+def test_held_out_prompts_are_others(model_folder):
+    _, tokenizer = load_model(str(model_folder))
+    config = EvolveConfig(out="unused", tasks="niah_single_1,niah_single_2", length=300)
     searched, held_out = eval.evolve.run.load_prompts(
         TaskSettings.of(config, count=1, seed=config.seed), tokenizer, searched=3, compared=5
     )

@@ -63,9 +63,6 @@ def test_the_page_has_every_part_and_loads_nothing(html):
     assert "torch 2.9.0" in html
 
 
-FIRST = {"methods": ("full", "knorm", "keydiff"), "tasks": ("A",)}
-
-
 @pytest.mark.parametrize(
     "second",
     [
@@ -75,22 +72,21 @@ FIRST = {"methods": ("full", "knorm", "keydiff"), "tasks": ("A",)}
     ],
 )
 def test_folders_that_several_runs_extended_have_a_report(tmp_path, write_results, made, second):
+    first = {"methods": ("full", "knorm", "keydiff"), "tasks": ("A",)}
     records = [
         made.record(
-            method, task=task, example=example, protocol=protocol, budget_spec=spec,
-            protected=method != "full", policy="seed0" if method == "kvp" else None,
-            policy_seed=0 if method == "kvp" else None,
+            method, task=task, example=example, budget_spec=spec, protected=method != "full",
+            policy="seed0" if method == "kvp" else None, policy_seed=0 if method == "kvp" else None,
             **({"nll": 9.0, "reply_tokens": 10} if task == "chat" else {"score": 0.5}),
         )
-        for run in (FIRST, second)
+        for run in (first, second)
         for method in run["methods"]
         for task in run["tasks"]
         for example in ("e1", "e2")
-        for protocol in run.get("protocols", ("query_aware",))
         for spec in ((None,) if method == "full" else run.get("budgets", ("25%", "50%")))
     ]  # fmt: skip
     page = _report(write_results(tmp_path / "r", records=records))
-    for method in {*FIRST["methods"], *second["methods"]} - {"full"}:
+    for method in {*first["methods"], *second["methods"]} - {"full"}:
         assert re.search(rf"<t[hd][^>]*>{method}<", page), method
 
 
@@ -164,13 +160,8 @@ def open_page(browser):
 def test_script_in_names_is_text(tmp_path, write_results, made, open_page):
     script = '</script></template><img src=x onerror="window.ran=1"><script>window.ran=1</script>'
     link = "<a href=\"javascript:window.ran=1\" onclick='window.ran=1'>$x_{\\frac$ {{ 7*7 }}</a>"
-    text = {
-        "task": script,
-        "prediction": link,
-        "question": script,
-        "references": [link],
-        "reply": None,
-    }
+    text = {"task": script, "prediction": link, "question": script, "references": [link]}
+    text["reply"] = None
     records = [
         made.record(method, **text, example=f"{script}{n}", protected=False, score=0.5,
                     policy=label, policy_seed=label and 0, variant=link, budget_spec=size)

@@ -118,13 +118,6 @@ def test_kvp_alone_names_its_programs(capsys):
     assert capsys.readouterr().out == f"kvp {__version__}\n"
 
 
-def test_python_m_kvp_is_the_command():
-    done = subprocess.run(
-        [sys.executable, "-m", "kvp", "list"], capture_output=True, text=True, check=True
-    )
-    assert "oracle" in done.stdout
-
-
 @pytest.mark.parametrize("words", ["list", "--help", "eval --help"])
 def test_what_cannot_be_printed_is_one_line(words):
     with open("/dev/full", "w") as full:
