@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from eval.methods import Method, build_methods, file_digests
 from kvp.budgets import MOST, Budget, parse_budget
@@ -20,19 +17,6 @@ CONTEXT_FIELDS = ("passage", "context", "report")
 has counts."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compression:
-    """How the context of every request is compressed."""
-
-    method: Method
-    """At its budget; its scorer is None for the full cache."""
-    question: str
-    """What the cache holds when it is compressed: the whole prompt, or what ends with the
-    document's context."""
-    identity: str
-    """JSON of everything that decides about an answer besides the request."""
-
-
 def compression(
     *,
     method: str = "full",
@@ -43,8 +27,9 @@ def compression(
     recents: int = 16,
     question: str = "inside",
     seed: int = 0,
-) -> Compression:
-    """Check the settings and build the method.
+) -> tuple[Method, str, str]:
+    """The method at its budget, `question`, and JSON of all that decides about an answer besides
+    the request.
 
     Args:
         method: one method of kvp eval: `full`, `snapkv+global`, `kvp`, `tuned:FILE`.
@@ -78,9 +63,7 @@ def compression(
         "files": file_digests(split_list(policies), [chosen]),
         "question": question, "seed": seed,
     }  # fmt: skip
-    return Compression(
-        method=chosen, question=question, identity=json.dumps(identity, sort_keys=True)
-    )
+    return chosen, question, json.dumps(identity, sort_keys=True)
 
 
 def _method(spec: str, policies: str, seed: int, protocol: str) -> Method:
@@ -113,28 +96,3 @@ def _budget(method: Method, budget: str | int | None, protection: Protection) ->
     parsed = parse_budget(budget)
     kept_tokens(parsed, MOST, protection)  # refuses before any work
     return parsed
-
-
-def compressed_text(document: Mapping[str, Any], prompt: str, how: Compression) -> int:
-    """Characters at the beginning of `prompt` that are compressed: up to the end of the context,
-    the last time the document's is there.
-
-    Raises UsageError where the document has none of the fields or the prompt does not hold it.
-    """
-    texts = (document.get(field) for field in CONTEXT_FIELDS)
-    text = next((value.strip() for value in texts if isinstance(value, str) and value.strip()), "")
-    if not text or (start := prompt.rfind(text)) < 0:
-        raise UsageError(
-            f"question={how.question}: the prompt holds no text of the document's "
-            f"{', '.join(CONTEXT_FIELDS)} (it has {', '.join(document)}); use question=inside"
-        )
-    return start + len(text)
-
-
-def shorten_context(context: Sequence[int], continuation: Sequence[int], limit: int) -> list[int]:
-    """The end of a context that fits with its continuation into `limit` tokens, as HFLM cuts it.
-
-    The last token of the continuation is not fed.
-    """
-    together = [*context, *continuation][-(limit + 1) :]
-    return together[: -len(continuation)]

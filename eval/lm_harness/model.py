@@ -22,7 +22,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.evaluate import keep, rows_of_logits
-from eval.lm_harness.compression import compressed_text, compression, shorten_context
+from eval.lm_harness.compression import CONTEXT_FIELDS, compression
 from eval.methods import check_geometries
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, geometry_of, load_config, load_model, load_tokenizer, prefill
@@ -94,14 +94,14 @@ class KvpLM(HFLM):  # type: ignore[misc]
                 f"--model_args {', '.join(unknown)}: not an argument of the model class kvp; "
                 f"of HFLM's it takes {', '.join(_OF_HFLM)}"
             )
-        how = compression(**settings)
+        method, self._question, self._identity = compression(**settings)
         if isinstance(pretrained, str):  # before its weights are loaded
             model_config = load_config(pretrained, revision=to_load.get("revision"))
-            check_geometries([how.method], geometry_of(model_config))
+            check_geometries([method], geometry_of(model_config))
         name, model, its_tokenizer = load(pretrained, tokenizer, **to_load)
-        if (scorer := how.method.scorer) is not None:  # refused before any request is read
+        if (scorer := method.scorer) is not None:  # refused before any request is read
             check_inputs(model, [scorer])
-            check_geometries([how.method], geometry_of(model.config))
+            check_geometries([method], geometry_of(model.config))
             warn_of_another_model(model, scorer)
         super().__init__(
             pretrained=model, tokenizer=its_tokenizer, backend="causal", batch_size=1, **of_hflm
@@ -109,7 +109,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         if name is not None:  # a hub id, whose commit the results name
             self.pretrained, self.revision = name, to_load.get("revision") or "main"
         self._batch = max_batch_size if str(batch_size).startswith("auto") else int(batch_size)
-        self.compression = how
+        self._method = method
         self._dtype = self.softmax_dtype or torch.float32
         self._after: dict[str, int] = {}  # prompt -> its tokens after the compressed ones
         self._answered = 1  # the same, of the prompt that is being answered
@@ -132,9 +132,9 @@ class KvpLM(HFLM):  # type: ignore[misc]
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """Log-likelihood of whole texts, as HFLM; UsageError for a method that evicts."""
-        if self.compression.method.scorer is not None:
+        if self._method.scorer is not None:
             raise UsageError(
-                f"method={self.compression.method.spec}: a running text has no context to "
+                f"method={self._method.spec}: a running text has no context to "
                 "compress; kvp eval --tasks text measures its perplexity after eviction"
             )
         scores: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)
@@ -159,7 +159,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         """
         stored = cache_hook.dbdict
         if stored is not None:
-            mine = f"{self.compression.identity} {weights_digest(self.model)}"
+            mine = f"{self._identity} {weights_digest(self.model)}"
             if len(stored) == 0:
                 stored[_SETTINGS] = mine
             elif stored.get(_SETTINGS) != mine:
@@ -182,13 +182,23 @@ class KvpLM(HFLM):  # type: ignore[misc]
         }
 
     def _tokens_after(self, request: Instance, prompt: str) -> int:
-        """Tokens of a prompt that are fed after the compression, at least 1."""
-        if self.compression.question == "inside":
+        """Tokens of a prompt that are fed after the compression, which ends with the document's
+        context; at least 1. UsageError where the prompt does not hold one.
+        """
+        if self._question == "inside":
             return 1
-        end = compressed_text(request.doc, prompt, self.compression)
+        texts = (request.doc.get(field) for field in CONTEXT_FIELDS)
+        named = (text.strip() for text in texts if isinstance(text, str))
+        text = next(filter(None, named), "")
+        if not text or (start := prompt.rfind(text)) < 0:  # the last time that it is there
+            raise UsageError(
+                f"question={self._question}: the prompt holds no text of the document's "
+                f"{', '.join(CONTEXT_FIELDS)} (it has {', '.join(request.doc)}); use "
+                "question=inside"
+            )
         special = {} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}
         encoded = self.tokenizer(prompt, return_offsets_mapping=True, **special)
-        after: int = sum(stop > end for _, stop in encoded["offset_mapping"])
+        after: int = sum(stop > start + len(text) for _, stop in encoded["offset_mapping"])
         return max(1, after)
 
     def _loglikelihood_tokens(
@@ -199,7 +209,8 @@ class KvpLM(HFLM):  # type: ignore[misc]
         likelihoods: dict[int, LogLikelihood] = {}
         cut = 0
         for number, (texts, context, continuation) in enumerate(requests):
-            kept = shorten_context(context, continuation, self.max_length)
+            # The end of a context that is too long, as HFLM: the last token of all is not fed.
+            kept = [*context, *continuation][-(self.max_length + 1) : -len(continuation)]
             cut += texts is not None and len(kept) < len(context)
             after = 1 if texts is None else self._after.get(texts[0], 1)
             groups.setdefault((tuple(kept), after), []).append(number)
@@ -229,7 +240,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         cut = max(len(ids) - after, 0)
         if cut == 0:
             return EvictingCache.of(self.model.config)
-        method = self.compression.method
+        method = self._method
         again = int(after == 1)
         scorer = method.scorer
         needs = scorer.needs if scorer is not None and method.shrinks(cut) else Needs()
