@@ -33,11 +33,6 @@ from kvp.program.names import plain_name
 from kvp.ranking import Protection
 
 
-def protocols_of(protocols: Sequence[str], task: str) -> tuple[str, ...]:
-    """Protocols a task runs under; for running text both are the same and one of them is run."""
-    return ("query_agnostic",) if task == TEXT else tuple(protocols)
-
-
 def load_all(
     settings: TaskSettings, tokenizer: PreTrainedTokenizerBase, positions: int | None = None
 ) -> tuple[list[Prompt], list[str]]:
@@ -225,7 +220,7 @@ def prepare(
     work = [
         (prompt, name)
         for prompt in prompts
-        for name in protocols_of(config.protocol_list, prompt.task)
+        for name in (("query_agnostic",) if prompt.task == TEXT else config.protocol_list)
     ]
     planned: dict[tuple[str, str], list[Method]] = {}
     for task, protocol in dict.fromkeys((prompt.task, name) for prompt, name in work):

@@ -374,8 +374,17 @@ def run_from_python(
     if loaded is None:
         records = run(config, temporary=temporary, printed=False)
     else:
-        with ready(loaded.model):
-            described = describe_settings(config, loaded.model)
+        model = loaded.model
+        dtype: Any = str(model.dtype).removeprefix("torch.")
+        if dtype not in (known := get_args(DtypeName)):
+            raise UsageError(f"model= computes in {dtype}: load it in one of {', '.join(known)}")
+        with ready(model):
+            described = replace(
+                config,
+                model=name_of(model) or type(model).__name__,
+                dtype=dtype,
+                device=str(model.device),
+            )
             records = run(described, loaded, temporary=temporary, printed=False)
     if config.dry_run or not records:
         return pd.DataFrame(records)
@@ -397,16 +406,6 @@ def loaded_model(
     model = unwrap_model(model)
     check_model(model)
     return Loaded(model=model, tokenizer=tokenizer)
-
-
-def describe_settings(config: EvalConfig, model: PreTrainedModel) -> EvalConfig:
-    """The settings with what a loaded model is; UsageError for a dtype that kvp eval has not."""
-    dtype: Any = str(model.dtype).removeprefix("torch.")
-    if dtype not in (known := get_args(DtypeName)):
-        raise UsageError(f"model= computes in {dtype}: load it in one of {', '.join(known)}")
-    return replace(
-        config, model=name_of(model) or type(model).__name__, dtype=dtype, device=str(model.device)
-    )
 
 
 @contextmanager

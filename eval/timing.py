@@ -31,8 +31,6 @@ DECODED_TOKENS = 8
 SECONDS = ("prefill_seconds", "evict_seconds", "decode_seconds_per_token")
 """Measures that differ from run to run, so that a median needs an interval."""
 
-FLOPS = {name: name.replace("seconds", "flops") for name in SECONDS}
-
 Meter = Callable[[Bench], AbstractContextManager[list[float]]]
 """Around a piece of work: a list that holds what the work took once it is done."""
 
@@ -62,7 +60,7 @@ def timing_records(
             "budget": None if method.budget is None else method.tokens(middle),
             "prompts": len(prompts),
             **{name: statistics.median_low(run[name] for run in measured) for name in measured[0]},
-            **{flops: count[name] for name, flops in FLOPS.items()},
+            **{name.replace("seconds", "flops"): count[name] for name in SECONDS},
             "by_prompt": {name: [values[name] for values in measured] for name in SECONDS},
         }
         for method, count, *measured in zip(settings, counted, *rounds, strict=True)

@@ -146,15 +146,6 @@ def _estimate(kind: Kind, records: list[ResultsRow]) -> Estimate:
     )
 
 
-def complete(cells: Cells) -> Cells:
-    """The estimates that are over all prompts; the others cannot be compared with them.
-
-    A folder that was extended by a task, or by prompts, has methods without answers to them.
-    """
-    prompts = {unit for of in cells.values() for unit in of.prompts}
-    return {place: of for place, of in cells.items() if of.prompts == prompts}
-
-
 def full_of(cells: Cells) -> Estimate | None:
     """The estimate of the full cache, where it was run."""
     return next((of for (setting, _), of in cells.items() if setting.method == FULL), None)
@@ -503,7 +494,9 @@ def compare_methods(results: Results, kind: Kind, protocol: str) -> Comparison |
     tasks = sort_tasks(kind, records)
     used = [record for record in records if record["task"] in tasks.usable] or records
     every = estimates(kind, used, groups)
-    cells, tuned = complete(every), tuned_under(results, protocol)
+    # Others than over all prompts cannot be compared: a folder may have been extended since.
+    prompts = {unit for of in every.values() for unit in of.prompts}
+    cells = {place: of for place, of in every.items() if of.prompts == prompts}
     settings, whole = (dict.fromkeys(setting for setting, _ in of) for of in (every, cells))
     having, order = {setting.family for setting in whole}, [*sort_families(settings)]
     # A setting that lacks prompts is shown only where its method has no other.
@@ -516,7 +509,9 @@ def compare_methods(results: Results, kind: Kind, protocol: str) -> Comparison |
         sorted=tasks,
         unfinished=unfinished_work(results),
         cells=cells,
-        choices=choose_settings(sorted(able, key=lambda one: order.index(one.family)), tuned),
+        choices=choose_settings(
+            sorted(able, key=lambda one: order.index(one.family)), tuned_under(results, protocol)
+        ),
         results=results,
     )
 

@@ -104,20 +104,16 @@ class Progress:
         if done and self.completed < self._total:
             left = elapsed / done * (self._total - self.completed)
             parts.append(f"about {timedelta(seconds=round(left))} left")
-        parts += [part for part in (self._rate(), self._note) if part]
+        if done and elapsed >= 1:
+            fast = done > elapsed
+            parts.append(f"{done / elapsed:.3g}/s" if fast else f"{elapsed / done:.3g} s each")
+        parts += filter(None, [self._note])
         line = ", ".join(parts)
         if self._terminal:  # in place of the one before
             width = get_terminal_size().columns - 1
             print(f"{_CLEAR}{line[:width]}", end="", file=sys.stderr, flush=True)
         else:
             print(line, file=sys.stderr, flush=True)
-
-    def _rate(self) -> str:
-        """How fast this run is: `2.5/s` or `4 s each`; empty in its first second."""
-        done, elapsed = self.completed - self._first, time.monotonic() - self._started
-        if not done or elapsed < 1:
-            return ""
-        return f"{done / elapsed:.3g}/s" if done > elapsed else f"{elapsed / done:.3g} s each"
 
 
 @contextmanager

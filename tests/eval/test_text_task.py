@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from eval.config import EvalConfig
-from eval.prepare import load_all, protocols_of
+from eval.prepare import load_all
 from kvp.data.synthetic.text import split_of
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
@@ -38,19 +38,14 @@ def jsonl(tmp_path_factory):
     return path
 
 
-def _config(text, **fields):
-    settings = {"tasks": "text", "prompts": 3, "length": 64, "continuation_tokens": 16}
-    settings["out"] = "unused"
-    return EvalConfig(text=text and str(text), **{**settings, **fields})  # type: ignore[arg-type]
-
-
-def _load(config, tokenizer, positions=None):
-    request = TaskSettings.of(config, count=config.prompts, seed=config.seed)
-    return load_all(request, tokenizer, positions)
+def _load(tokenizer, text, positions=None, **fields):
+    settings = {"tasks": "text", "prompts": 3, "length": 64, "continuation_tokens": 16, **fields}
+    config = EvalConfig(out="unused", text=text and str(text), **settings)  # type: ignore[arg-type]
+    return load_all(TaskSettings.of(config, count=config.prompts, seed=0), tokenizer, positions)
 
 
 def test_context_and_continuation_are_one_stretch(tokenizer, jsonl):
-    prompts, notes = _load(_config(jsonl), tokenizer)
+    prompts, notes = _load(tokenizer, jsonl)
     owned = [text for text in _documents(40) if split_of(text) == "test"]
     starts = {tuple(tokenizer.encode(text)[:64]) for text in owned}
     assert len(prompts) == 3
@@ -60,7 +55,6 @@ def test_context_and_continuation_are_one_stretch(tokenizer, jsonl):
         assert (*prompt.ids.tolist(), *prompt.reply.tolist()) in starts
         assert prompt.boundary("query_aware") == prompt.boundary("query_agnostic") == 47
     assert "both protocols are the same" in notes[0]
-    assert protocols_of(_config(jsonl).protocol_list, "text") == ("query_agnostic",)
 
 
 def test_a_plain_text_is_shared_out_by_position(tokenizer, tmp_path):
@@ -69,7 +63,7 @@ def test_a_plain_text_is_shared_out_by_position(tokenizer, tmp_path):
     path.write_text(whole)
     parts = {}
     for split in ("train", "validation", "test"):
-        prompts, _ = _load(_config(path, split=split, prompts=1000), tokenizer)
+        prompts, _ = _load(tokenizer, path, split=split, prompts=1000)
         parts[split] = [
             tokenizer.decode([*prompt.ids.tolist(), *prompt.reply.tolist()]) for prompt in prompts
         ]
@@ -94,14 +88,14 @@ def test_texts_that_do_not_fit_are_refused(fields, message, tokenizer, jsonl):
     text = fields.get("text", jsonl)
     changes = {name: value for name, value in fields.items() if name != "text"}
     with pytest.raises(UsageError, match=message):
-        _load(_config(text, **changes), tokenizer, positions=1024)
+        _load(tokenizer, text, positions=1024, **changes)
 
 
 def test_a_reply_beyond_the_models_positions_is_refused(tokenizer, jsonl):
-    config = _config(None, tasks="data", data=str(jsonl), split="all")
-    assert _load(config, tokenizer, positions=4096)[0][0].forced
+    given = {"tasks": "data", "data": str(jsonl), "split": "all"}
+    assert _load(tokenizer, None, positions=4096, **given)[0][0].forced
     with pytest.raises(UsageError, match=r"--length 64: a prompt with its given reply has \d+ tok"):
-        _load(config, tokenizer, positions=80)
+        _load(tokenizer, None, positions=80, **given)
 
 
 def test_a_model_without_chat_template_is_measured_on_text(model_folder, jsonl, tmp_path):
