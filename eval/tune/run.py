@@ -37,9 +37,9 @@ from eval.results.records import FULL, LEARNED, ROWS, RecordFile, group_by, key_
 from eval.results.stats import Unit, bootstrap_mean
 from eval.run import evaluate_all, load_bench
 from eval.tune.search import Search, next_batch
-from eval.tune.tuned_settings import SETTINGS, Scored, TunedSettings, save_settings
+from eval.tune.tuned_settings import FORMAT, SETTINGS, Scored, TunedSettings
 from kvp.artifacts.files import atomic_write_bytes, digest_json
-from kvp.artifacts.manifest import recorded_name, run_manifest
+from kvp.artifacts.manifest import recorded_name, run_manifest, write_sealed_json
 from kvp.errors import UsageError
 from kvp.hf.model_access import model_identity
 from kvp.program.progress import phase, say
@@ -247,7 +247,8 @@ def run(config: TuneConfig) -> TunedSettings:
         settings = tuning.outcome()
         atomic_write_bytes(output.local / TABLE, csv_text(tuning.searches).encode())
         manifest = run_manifest(dict(vars(config)), seed=config.seed)
-        save_settings(output.local / SETTINGS, settings, manifest)
+        content = {**FORMAT.head, **settings.to_json(), "run": manifest}
+        write_sealed_json(output.local / SETTINGS, content)
         seal(output.local)
     print_settings(Console(markup=False), settings)
     say(

@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter
 from eval.results.records import MANIFEST, altered_part
 from eval.results.settings import MethodSetting
 from kvp.artifacts.files import foreign
-from kvp.artifacts.manifest import Format, read_sealed_json, write_sealed_json
+from kvp.artifacts.manifest import Format, read_sealed_json
 from kvp.errors import ResultsError
 
 FORMAT = Format("kvp-settings", 1)
@@ -92,11 +92,6 @@ class TunedSettings:
         """Read `to_json`; raises ResultsError, naming `label`, where it is damaged."""
         with foreign(label, ResultsError):
             return TypeAdapter(cls).validate_python({**content, "path": path})
-
-
-def save_settings(path: Path, settings: TunedSettings, run: Mapping[str, Any]) -> None:
-    """Write a settings file; `run` says what produced it."""
-    write_sealed_json(path, {**FORMAT.head, **settings.to_json(), "run": dict(run)})
 
 
 def load_settings(name: str | Path) -> TunedSettings:

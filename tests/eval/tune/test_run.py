@@ -130,7 +130,7 @@ def test_settings_of_a_run_that_has_not_ended_are_refused(
     out = tmp_path / "tuned"
     shutil.copytree(tuned, out)
     with monkeypatch.context() as patch:
-        patch.setattr("eval.tune.run.save_settings", killed)
+        patch.setattr("eval.tune.run.write_sealed_json", killed)
         assert main(_tune(model_folder, out, settings_per_method=12)) == 130
     with pytest.raises(ResultsError, match="the last run has not ended; repeat its kvp tune"):
         load_settings(out)  # those of the run before
