@@ -1,4 +1,7 @@
-"""One prompt, many variants: each record must be what running that variant alone gives."""
+"""One prompt, many variants: each record must be what running that variant alone gives.
+
+The query of a prompt's last token is seen by every method, and that token is fed again.
+"""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -7,35 +10,32 @@ import numpy as np
 import pytest
 import torch
 
-from eval.config import EvalConfig
+from eval.config import EvolveConfig
 from eval.evaluate import evaluate_prompt, hindsight, keep, run_prefix
+from eval.evolve.run import PromptSet, plan_search
 from eval.methods import build_methods
 from eval.prepare import load_all
+from eval.timing import timing_records
 from kvp.budgets import parse_budget
 from kvp.data.task import TaskSettings
 from kvp.hf import EvictingCache, prefill, prefill_and_evict
 from kvp.hf.evict import all_tokens
 from kvp.program.names import split_list
 from kvp.ranking import UNPROTECTED, Protection
+from kvp.scoring import ALL_QUERIES, Needs
 from policies import make_allocator, make_scorer
 from policies.knorm import KNorm
 
 SAFE = Protection(sinks=4, recents=16)
-
-
-def _config(folder, **fields):
-    settings = {"tasks": "niah_single_1,chat", "prompts": 1, "length": 300, "max_new_tokens": 8}
-    return EvalConfig(out="unused", model=str(folder), **{**settings, **fields})  # type: ignore[arg-type]
-
-
-def _load(config, tokenizer, positions=None):
-    request = TaskSettings.of(config, count=config.prompts, seed=config.seed)
-    return load_all(request, tokenizer, positions)
+BOTH = ["query_aware", "query_agnostic"]
+HEURISTICS = "random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,expected_attention,kvzip"
 
 
 @pytest.fixture(scope="module")
-def prompts(bench, model_folder):
-    return {p.task: p for p in _load(_config(model_folder), bench.tokenizer)[0]}
+def prompts(bench):
+    config = replace(bench.config, tasks="niah_single_1,chat")
+    made, _ = load_all(TaskSettings.of(config, count=1, seed=0), bench.tokenizer)
+    return {prompt.task: prompt for prompt in made}
 
 
 def _settings(methods, budget):
@@ -52,7 +52,17 @@ def _generate(bench, ids, **options):
     return bench.model.generate(ids, attention_mask=mask, **settings)
 
 
-@pytest.mark.parametrize("protocol", ["query_aware", "query_agnostic"])
+def _attentions(bench, ids):
+    """Attention weights of a whole text by transformers' eager attention: [Q, T, T] per layer."""
+    bench.model.set_attn_implementation("eager")
+    try:
+        output = bench.model(input_ids=ids, output_attentions=True)
+    finally:
+        bench.model.set_attn_implementation("kvp")
+    return [weights[0] for weights in output.attentions]
+
+
+@pytest.mark.parametrize("protocol", BOTH)
 def test_answers_are_those_of_each_method_alone(bench, prompts, protocol):
     prompt = prompts["niah_single_1"]
     settings = [
@@ -124,7 +134,7 @@ def test_equal_caches_run_once(bench, monkeypatch):
     assert answers[0] == answers[2] == answers[3]
 
 
-@pytest.mark.parametrize("protocol", ["query_aware", "query_agnostic"])
+@pytest.mark.parametrize("protocol", BOTH)
 def test_records_count_the_evidence_of_every_head(bench, prompts, protocol):
     prompt = prompts["niah_single_1"]
     settings = [*_settings("full", None)[1:], *_settings("ring,random,knorm+ada", "40%")]
@@ -201,7 +211,7 @@ def test_full_reply_loss_is_that_of_a_plain_forward(bench, prompts):
         assert (record["kept_tokens"], record["score"]) == (record["cached_tokens"], None)
 
 
-@pytest.mark.parametrize("protocol", ["query_aware", "query_agnostic"])
+@pytest.mark.parametrize("protocol", BOTH)
 @pytest.mark.parametrize("task", ["niah_single_1", "chat"])
 def test_hindsight_is_the_attention_the_future_pays(bench, prompts, task, protocol):
     """Against the attention weights of the eager attention of transformers over the whole text."""
@@ -214,13 +224,121 @@ def test_hindsight_is_the_attention_the_future_pays(bench, prompts, task, protoc
     else:
         text = _generate(bench, prompt.ids[None])
     assert text.shape[1] > len(prompt.ids)
-    bench.model.set_attn_implementation("eager")
-    try:
-        attentions = bench.model(input_ids=text, output_attentions=True).attentions
-    finally:
-        bench.model.set_attn_implementation("kvp")
-    for layer, weights in enumerate(attentions):
-        paid = weights[0, :, point:, :point].double().numpy()  # [Q, future, point]
+    for layer, weights in enumerate(_attentions(bench, text)):
+        paid = weights[:, point:, :point].double().numpy()  # [Q, future, point]
         for head in range(2):
             expected = np.maximum(paid[2 * head], paid[2 * head + 1]).sum(0)
             assert future[layer][0, head].numpy() == pytest.approx(expected, abs=1e-4)
+
+
+def _setting(method, budget, protection=UNPROTECTED):
+    return method.at(parse_budget(budget), protection if protection.tokens else None)
+
+
+def _kept(bench, prompt, protocol, setting):
+    start = run_prefix(bench, prompt, protocol, [setting])
+    ((_, kept),) = keep(start, [setting], None)
+    return kept
+
+
+def _best(scores, budget):
+    """Indices of the largest scores, the newer of equal ones."""
+    order = sorted(range(len(scores)), key=lambda token: (-float(scores[token]), -token))
+    return sorted(order[:budget])
+
+
+def _of_tova(weights, head):
+    """The last query's attention, averaged over all query heads of the layer: [T]."""
+    return weights[:, -1].mean(0)
+
+
+def _of_snapkv(weights, head):
+    """Attention of the last 8 queries of the group, mean, pooled over 5 tokens; then the 8: [T]."""
+    window, group = 8, weights[2 * head : 2 * head + 2]
+    tokens = weights.shape[-1]
+    votes = group[:, -window:, : tokens - window].mean(1)  # [G, T - 8]
+    pooled = torch.stack(
+        [votes[:, max(token - 2, 0) : token + 3].amax(1) for token in range(tokens - window)], 1
+    )
+    return torch.cat([pooled.mean(0), torch.full((window,), 2.0)])
+
+
+@pytest.mark.parametrize(
+    ("spec", "scores_of"), [("tova", _of_tova), ("snapkv(window=8)", _of_snapkv)]
+)
+def test_the_last_token_votes_for_what_is_kept(bench, prompts, spec, scores_of):
+    """Against the attention of transformers over the whole prompt: its last row is the vote."""
+    prompt, budget = prompts["niah_single_1"], 40
+    (method,) = build_methods([spec])
+    kept = _kept(bench, prompt, "query_aware", _setting(method, str(budget)))
+    last = len(prompt.ids) - 1
+    for layer, weights in enumerate(_attentions(bench, prompt.ids[None])):
+        for head in range(2):
+            expected = _best(scores_of(weights, head)[:last], budget)
+            assert kept[layer, head].tolist() == expected
+            earlier = _best(scores_of(weights[:, :last, :last], head), budget)
+            assert expected != earlier, "one query less keeps other tokens"
+
+
+class _Recording:
+    """Reads all queries and where the question is; keeps the views that it scored."""
+
+    needs = Needs(queries=ALL_QUERIES, question=True, budget=True)
+    name = "recording"
+
+    def __init__(self):
+        self.views = []
+
+    def score(self, view):
+        self.views.append(view)
+        return torch.rand(view.keys.shape[:3])
+
+
+@pytest.mark.parametrize("protocol", BOTH)
+def test_every_program_shows_the_same_tokens(bench, prompts, protocol):
+    """Evaluation, timing and search: the whole prompt, or its context and no more."""
+    prompt = prompts["niah_single_1"]
+    scorer = _Recording()
+    (method,) = build_methods([scorer])
+    setting = _setting(method, "25%")
+    evaluate_prompt(bench, prompt, protocol, [setting])
+    timing_records(bench, [prompt], protocol, [setting])
+    cached = prompt.boundary(protocol)
+    plan = plan_search(EvolveConfig(out="unused", budget="25%"), 2, UNPROTECTED, [cached])
+    searched = PromptSet(
+        bench=bench, scorer=scorer, plan=plan, prompts=[prompt], protection=UNPROTECTED,
+        protocol=protocol, free_bytes=0,
+    )  # fmt: skip
+    searched.scores([plan.uniform])
+    tokens = {
+        "query_aware": prompt.encoded.prompt_length,
+        "query_agnostic": prompt.encoded.context_length,
+    }[protocol]
+    assert len(scorer.views) == 2 * (1 + 2 + 1)  # timing runs its first prompt twice
+    for view in scorer.views:
+        assert view.queries.shape[2] == view.keys.shape[2] == view.positions.shape[1] == tokens
+        assert view.fed_again == (protocol == "query_aware")
+        assert view.question == tokens - prompt.encoded.context_length
+        assert view.budget == parse_budget("25%").tokens(cached)
+
+
+@pytest.mark.parametrize("protection", [UNPROTECTED, Protection(sinks=4, recents=16)])
+def test_the_last_token_is_never_kept(bench, prompts, protection):
+    prompt = prompts["niah_single_1"]
+    cached = prompt.encoded.prompt_length - 1
+    for method in build_methods(split_list(HEURISTICS)):
+        kept = _kept(bench, prompt, "query_aware", _setting(method, "30", protection))
+        assert ((kept >= 0).sum(-1) == 30).all(), method.method
+        assert int(kept.max()) < cached, method.method
+        if protection.recents:
+            newest = list(range(cached - protection.recents, cached))
+            assert kept[..., -protection.recents :].unique().tolist() == newest
+
+
+def test_a_method_that_sizes_the_cache_counts_tokens_that_can_be_kept(bench, prompts):
+    """GVote told to keep at least everything keeps the whole cache, and not one token more."""
+    (method,) = build_methods(["gvote(min_keep=9999)+self_sized"])
+    kept = _kept(bench, prompts["niah_single_1"], "query_aware", method)
+    assert (kept >= 0).sum(-1).unique().tolist() == [
+        prompts["niah_single_1"].encoded.prompt_length - 1
+    ]

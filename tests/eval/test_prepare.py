@@ -4,7 +4,7 @@ import pytest
 
 from eval.config import EvalConfig
 from eval.methods import Method
-from eval.prepare import Loaded, methods_of, plan, prepare
+from eval.prepare import Loaded, load_all, methods_of, plan, prepare
 from kvp.budgets import parse_budgets
 from kvp.errors import UsageError
 from kvp.hf import load_model
@@ -33,6 +33,12 @@ def test_without_the_chat_template_prompts_are_plain_text(model_folder, loaded):
         prepared = _prepared(model_folder, loaded, chat_template=wanted)
         text = prepared.tokenizer.decode(prepared.prompts[0].encoded.ids)
         assert text.startswith(OPENING if wanted else prepared.prompts[0].sample.text)
+
+
+def test_two_prompts_of_one_name_are_refused(model_folder, monkeypatch, one_line):
+    monkeypatch.setattr("eval.prepare.load_all", lambda *given: (2 * load_all(*given)[0], []))
+    with one_line(UsageError, "two prompts are called niah_single_1/test/0/0 of niah_single_1"):
+        _prepared(model_folder)
 
 
 def test_plan_crosses_methods_budgets_and_protection():

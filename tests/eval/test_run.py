@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +15,7 @@ from eval.evaluate import evaluate_together
 from eval.results.folder import load_results
 from eval.run import estimate, span
 from kvp.data.sources import data_identity
-from kvp.data.task import Sample, TaskSettings
+from kvp.data.task import TaskSettings
 from kvp.errors import ModelError
 from kvp.program.table import evaluate as main
 from kvp.program.table import run_program
@@ -183,31 +182,6 @@ def test_a_name_that_results_cannot_hold_is_refused_before_any_work(
     message = _refusal(capsys, _arguments(model_folder, tiny_policy, tmp_path / "out", **changes))
     assert re.search("has (the character|more than 1,000 characters|half of a surrogate)", message)
     assert not (tmp_path / "out").exists()
-
-
-class Twins:
-    """A task whose prompts have one name."""
-
-    name = "twins"
-
-    def build(self, settings, tokenizer):
-        return [
-            Sample(id="same", task=self.name, split="test", context=f"{number} and", question="?",
-                   metric="all", references=("1",))
-            for number in range(settings.count)
-        ]  # fmt: skip
-
-    def score(self, sample, answer):
-        return 0.0
-
-
-def test_two_prompts_of_one_name_are_refused(
-    tmp_path, model_folder, tiny_policy, capsys, monkeypatch
-):
-    monkeypatch.setitem(sys.modules, "own_tasks", sys.modules[__name__])
-    changes = {"tasks": "own_tasks:Twins", "methods": "full"}
-    arguments = _arguments(model_folder, tiny_policy, tmp_path / "out", **changes)
-    assert "two prompts are called same of twins" in _refusal(capsys, arguments)
 
 
 def test_a_finished_run_can_be_extended(finished, tmp_path, model_folder, tiny_policy):

@@ -13,6 +13,8 @@ import kvp
 from eval.report.page import Run, render
 from eval.results.folder import load_results
 from eval.results.records import SETTING_FIELDS, altered_part, key_of, seal
+from kvp.artifacts.files import JsonLines
+from kvp.artifacts.manifest import read_sealed_json, write_sealed_json
 from kvp.errors import ResultsError
 
 FILES = ("rows.jsonl", "timing.jsonl")
@@ -28,33 +30,14 @@ def folder(tmp_path, write_results, made):
     )  # fmt: skip
 
 
-def _digest(content):
-    """As `kvp.artifacts.files.digest_json`, also of what kvp would not write."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _write_lines(path, records):
-    lines = ({**record, "checksum": _digest(record)[:16]} for record in records)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def _lines(path):
-    return [
-        {name: value for name, value in json.loads(line).items() if name != "checksum"}
-        for line in path.read_text().splitlines()
-    ]
-
-
 def _change(folder, name, **changes):
     """Change the first record of a file, or the entries of a JSON file."""
+    path = folder / name
     if name.endswith(".jsonl"):
-        first, *others = _lines(folder / name)
-        _write_lines(folder / name, [{**first, **changes}, *others])
-        return
-    content = {**json.loads((folder / name).read_text()), **changes}
-    del content["sha256"]
-    (folder / name).write_text(json.dumps({**content, "sha256": _digest(content)}))
+        first, *others = JsonLines(path)
+        JsonLines(path).rewrite([{**first, **changes}, *others])
+    else:
+        write_sealed_json(path, {**read_sealed_json(path), **changes})
 
 
 def _page(folder):
@@ -63,7 +46,7 @@ def _page(folder):
 
 def test_a_report_follows_the_plan_whichever_process_wrote_first(tmp_path, write_results):
     folder = write_results(tmp_path / "r")
-    lines = _lines(folder / "rows.jsonl")
+    lines = list(JsonLines(folder / "rows.jsonl"))
     settings = list(dict.fromkeys(key_of(line, SETTING_FIELDS) for line in lines))
     plan = [{"protocol": each, "prompts": {"two": 2, "one": 2}, "settings": settings}
             for each in ("query_agnostic", "query_aware")]  # fmt: skip
@@ -71,7 +54,7 @@ def test_a_report_follows_the_plan_whichever_process_wrote_first(tmp_path, write
     page = _page(folder)
     assert re.findall(r"<option value=.(query_\w+)", page) == ["query_agnostic", "query_aware"]
     assert re.findall(r"class=.sort.>(one|two)<", page)[:2] == ["two", "one"]
-    _write_lines(folder / "rows.jsonl", sorted(lines, key=str))
+    JsonLines(folder / "rows.jsonl").rewrite(sorted(lines, key=str))
     assert _page(folder) == page
 
 
@@ -91,9 +74,9 @@ def test_a_torn_last_line_is_left_out_and_other_lines_are_unique(folder):
     assert (torn.records, whole.notes) == (whole.records, ())
     assert torn.notes == ("The last line of rows.jsonl is torn (an interrupted run) and left out.",)
     records = list(whole.records)
-    _write_lines(path, [*records, records[0]])
+    JsonLines(path).rewrite([*records, records[0]])
     assert load_results(folder).records == whole.records
-    _write_lines(path, [*records, {**records[0], "score": 0.25}])
+    JsonLines(path).rewrite([*records, {**records[0], "score": 0.25}])
     with pytest.raises(ResultsError, match=f"line {len(records) + 1} repeats line 1"):
         load_results(folder)
 
@@ -108,11 +91,11 @@ def test_what_is_not_as_the_last_run_left_it_is_said(folder, name, how):
     if how == "gone":
         (folder / name).unlink()
     else:
-        records = _lines(folder / name)
+        records = list(JsonLines(folder / name))
         numbers = {"score": 0.25} if records[0].get("score") else {"kept_tokens": 7, "area": 0.5}
-        _write_lines(folder / name, records[:-1])
+        JsonLines(folder / name).rewrite(records[:-1])
         if how == "of another run":
-            _write_lines(folder / name, [{**records[0], **numbers}, *records[1:]])
+            JsonLines(folder / name).rewrite([{**records[0], **numbers}, *records[1:]])
     if (name, how) == ("rows.jsonl", "gone"):
         with pytest.raises(ResultsError, match=r"holds no rows\.jsonl with records yet"):
             load_results(folder)
@@ -144,9 +127,9 @@ def test_no_script_may_run(folder, evil):
         changed = [
             {**record, "policy": record["policy"] and evil + record["policy"], "variant": evil,
              "task": evil, "example": evil + str(record.get("example")), "model": evil}
-            for record in _lines(folder / name)
+            for record in JsonLines(folder / name)
         ]  # fmt: skip
-        _write_lines(folder / name, changed)
+        JsonLines(folder / name).rewrite(changed)
     identity = json.loads((folder / "manifest.json").read_text())["identity"]
     _change(
         folder, "manifest.json", identity={**identity, "model": evil, "split": evil}, notes=[evil],

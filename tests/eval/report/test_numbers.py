@@ -150,16 +150,13 @@ def test_differences_are_paired_and_stars_explained(make_comparison):
 
 
 def test_many_prompts_resolve_a_difference(made, make_comparison):
+    scores = {"snapkv": 1.0, "knorm": 0.0, "random": 0.5}
     records = [
-        made.record(method, score=float(method == better), example=str(number))
+        made.record(method, score=score, example=str(number))
         for number in range(60)
-        for better in ("snapkv",)
-        for method in ("snapkv", "knorm", "random")
+        for method, score in scores.items()
     ]
-    for record in records:
-        record["score"] += 0.5 * (record["method"] == "random")
-    comparison = make_comparison(records=records)
-    table = tables.every_setting(comparison)
+    table = tables.every_setting(make_comparison(records=records))
     assert _texts(table, 1) == {"snapkv": "100.0 *", "knorm": "0.0 †", "random": "50.0"}
 
 
