@@ -104,8 +104,7 @@ def _measured_facts(folder: Path, policy: Shard) -> dict[str, Any]:
     # Rows of other policies are left out on purpose: what is unfinished is said of the whole.
     part = replace(results, records=tuple(records), manifest={**manifest, "planned": []})
     lacking = unfinished_work(results)
-    compared = compare_all(part)
-    shown = [replace(comparison, unfinished=lacking) for comparison in compared]
+    shown = (replace(comparison, unfinished=lacking) for comparison in compare_all(part))
     return {
         "allocator": None if allocator == UNIFORM else allocator,
         "commands": [command.replace("`", "'") for command in commands(manifest)],
