@@ -9,14 +9,15 @@ numbers of these files.
 
 from __future__ import annotations
 
-import csv
+import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
@@ -33,7 +34,6 @@ from eval.results.stats import (
     prompt_values,
     reply_tokens,
 )
-from recipes.all_methods.blocks import fill_file
 
 PAGE = Path("docs/results/smollm2.md")
 NUMBERS = Path("benchmarks/results/smollm2")
@@ -81,10 +81,6 @@ READERS = {
 Key = tuple[str, str, str]
 """Protocol, method and budget (`full` where there is none)."""
 Cells = dict[Key, list[Record]]
-Row = Mapping[str, str]
-"""A line of overall.csv."""
-Column = tuple[str, str, str]
-"""Results, protocol and budget."""
 
 
 def method(record: Record) -> str:
@@ -179,11 +175,10 @@ def overall(name: str, records: list[Record]) -> Iterator[tuple[str | int, ...]]
 
 def write_overall(name: str, records: list[Record]) -> None:
     """The lines of these results take the place of those that the file has."""
-    rows = [tuple(map(str, row)) for row in overall(name, records)]
-    new = {row[0] for row in rows}
-    rows += [tuple(row.values()) for row in read(OVERALL) if row["results"] not in new]
-    header = ("results", "protocol", "method", "budget", "prompts", "estimate", "low", "high")
-    _write(OVERALL, (*header, "differs"), sorted(rows, key=lambda row: row[0]))
+    before = read(OVERALL)
+    new = pd.DataFrame(overall(name, records), columns=before.columns)
+    rows = pd.concat([new, before[~before["results"].isin(new["results"])]])
+    rows.sort_values("results", kind="stable").to_csv(OVERALL, index=False)
 
 
 def write_tasks(records: Iterable[Record], path: Path) -> None:
@@ -196,8 +191,8 @@ def write_tasks(records: Iterable[Record], path: Path) -> None:
         for task, part in by_task.items()
         for (protocol, name, budget), group in cells(part).items()
     ]
-    header = ("protocol", "task", "method", "budget", "prompts", "estimate", "low", "high")
-    _write(path, header, rows)
+    header = ["protocol", "task", "method", "budget", "prompts", "estimate", "low", "high"]
+    pd.DataFrame(rows, columns=header).to_csv(path, index=False)
 
 
 def write_costs(timing: Iterable[Record]) -> None:
@@ -205,20 +200,20 @@ def write_costs(timing: Iterable[Record]) -> None:
     prefill = next(record for record in timing if record["method"] == FULL)
     rows = []
     for record in timing:
-        shares = (
-            f"{100 * record[f'evict_{unit}'] / prefill[f'prefill_{unit}']:.0f}"
-            for unit in ("flops", "seconds")
-        )
-        rows.append((method(record), passes(record["method"]), *shares))
-    _write(COSTS, ("method", "passes", "flops_percent", "seconds_percent"), rows)
+        row = {"method": method(record), "passes": passes(record["method"])}
+        for unit in ("flops", "seconds"):
+            share = record[f"evict_{unit}"] / prefill[f"prefill_{unit}"]
+            row[f"{unit}_percent"] = f"{100 * share:.0f}"
+        rows.append(row)
+    pd.DataFrame(rows).to_csv(COSTS, index=False)
 
 
 def texts() -> Iterator[str]:
     """Perplexity of running text at 12.5 %."""
     yield "| method | WikiText-2 | novels | articles |\n|---|--:|--:|--:|"
     for label, start in READERS.items():
-        columns = ((f"text-{name}", UNSEEN, "12.5%") for name in ("wiki", "novels", "news"))
-        row = [_text(_find(column, start), digits=2) for column in columns]
+        names = (f"text-{name}" for name in ("wiki", "novels", "news"))
+        row = [_cell(name, UNSEEN, "12.5%", start, digits=2) for name in names]
         yield f"| {label} | {' | '.join(row)} |"
 
 
@@ -229,18 +224,17 @@ def kept() -> Iterator[str]:
     for question, protocol in (("seen", SEEN), ("not seen", UNSEEN)):
         for label, start in BASELINES.items():
             results = "references" if start == RECENCY else "fresh"
-            row = [_text(_find((results, protocol, budget), start)) for budget in budgets]
+            row = [_cell(results, protocol, budget, start) for budget in budgets]
             yield f"| {question} | {label} | {' | '.join(row)} |"
 
 
 def draw(path: Path) -> None:
     """Answers against budget beside answers against cost at 6 %, a row per protocol."""
     answers = {
-        (row["protocol"], row["method"], row["budget"]): float(row["estimate"])
-        for row in read(OVERALL)
-        if row["results"] == "needles"
+        (row.protocol, row.method, row.budget): float(row.estimate)
+        for row in read(OVERALL).query("results == 'needles'").itertuples()
     }
-    seconds = {row["method"]: float(row["seconds_percent"]) for row in read(COSTS)}
+    seconds = read(COSTS).set_index("method")["seconds_percent"].astype(float)
     budgets = sorted({key[2] for key in answers} - {FULL}, key=budget_order)
     shares = [float(budget.rstrip("%")) for budget in budgets]
     names = sorted({key[1] for key in answers} - {FULL}, key=lambda name: (name != OURS, name))
@@ -268,38 +262,30 @@ def draw(path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def read(path: Path) -> list[Row]:
-    """Lines of a committed file."""
-    with path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[str | int]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
+def read(path: Path) -> pd.DataFrame:
+    """Lines of a committed file, as texts."""
+    return pd.read_csv(path, dtype=str, keep_default_na=False)
 
 
 def _numbers(one: Interval) -> tuple[int | str, ...]:
     return (one.prompts, *(f"{number:.4g}" for number in one.numbers))
 
 
-def _find(column: Column, start: str) -> Row:
-    """The line of the method whose name begins so."""
-    results, protocol, budget = column
-    wanted = results, protocol, FULL if start == FULL else budget
-    return next(
-        row
-        for row in read(OVERALL)
-        if row["method"].startswith(start)
-        and (row["results"], row["protocol"], row["budget"]) == wanted
-    )
-
-
-def _text(row: Row, digits: int = 0) -> str:
+def _cell(results: str, protocol: str, budget: str, start: str, digits: int = 0) -> str:
+    """The numbers of the first line whose method's name begins so, and a star where it differs."""
+    rows = read(OVERALL).set_index(["results", "protocol", "budget"])
+    rows = rows.loc[[(results, protocol, FULL if start == FULL else budget)]]
+    row = rows[rows["method"].str.startswith(start)].iloc[0]
     mean, low, high = (f"{float(row[name]):.{digits}f}" for name in ("estimate", "low", "high"))
     return f"{mean} ({low} to {high})" + "*" * (row["differs"] == "yes")
+
+
+def fill(name: str, table: str) -> None:
+    """Put a table between the two comments of the page that name it."""
+    block = rf"(<!-- begin {name}: .*? -->\n).*?(<!-- end {name} -->)"
+    text = PAGE.read_text(encoding="utf-8")
+    text = re.sub(block, lambda found: f"{found[1]}{table}\n{found[2]}", text, flags=re.DOTALL)
+    PAGE.write_text(text, encoding="utf-8")
 
 
 def main(run: Path) -> None:
@@ -313,8 +299,8 @@ def main(run: Path) -> None:
     if (run / "timing").exists():
         timing = load_results(run / "timing").timing
         write_costs([record for record in timing if record["budget_spec"] in (None, TIMED)])
-    tables = {"kept": kept(), "texts": texts()}
-    fill_file(PAGE, {name: "\n".join(lines) for name, lines in tables.items()})
+    fill("kept", "\n".join(kept()))
+    fill("texts", "\n".join(texts()))
     draw(PAGE.with_suffix(".png"))
 
 
