@@ -31,7 +31,6 @@ html_copy_source = html_show_copyright = html_show_sphinx = False
 root_doc = "docs/index"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 include_patterns = ["*.md", "docs/**", "recipes/**", "benchmarks/**", "kvp/nano/**", "policies/**"]
-exclude_patterns = ["recipes/*/card*.md"]  # ends of the cards of policies
 source_suffix = {".md": "markdown", ".ipynb": "notebook"}
 suppress_warnings = ["toc.not_included"]  # cards and lists of results, which pages link to
 myst_heading_anchors = 4

@@ -1,13 +1,13 @@
 """Put a policy into the package, with its card.
 
     python recipes/all_methods/bundle.py RUN/policies-query_agnostic/seed0 \
-        --results RUN/test-query_agnostic --name nano --more recipes/all_methods/card.md
+        --results RUN/test-query_agnostic --name nano
     python recipes/all_methods/bundle.py RUN/policy --results RUN/results \
         --name smollm2-135m-instruct --weights bfloat16 \
-        --base_model HuggingFaceTB/SmolLM2-135M-Instruct --more recipes/real_models/card_smollm2.md
+        --base_model HuggingFaceTB/SmolLM2-135M-Instruct
 
 The model's digests are taken from the results. `--base_model` is the hub id of the model that a
-quantised copy was made of. The card ends with the text of `--more`.
+quantised copy was made of. What was written by hand at the end of the former card stays.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--name", choices=tuple(BUNDLED), required=True)
     parser.add_argument("--base_model")
     parser.add_argument("--weights", choices=tuple(WEIGHTS), default="float32")
-    parser.add_argument("--more", type=Path)
     given = parser.parse_args(argv)
     policy = load_shard(given.policy)
     model = dict(load_results(given.results).manifest["identity"]["model_digest"])
@@ -44,11 +43,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     card = model_card(
         replace(policy, meta=meta), given.name, license="apache-2.0", results=given.results
     )
-    more = "\n" + given.more.read_text(encoding="utf-8") if given.more else ""
     folder = BUNDLED[given.name]
-    shutil.rmtree(folder, ignore_errors=True)
+    # What `model_card` makes ends with the section Measured.
+    _, _, former = (folder / "README.md").read_text(encoding="utf-8").partition("\n## Measured\n")
+    _, heading, by_hand = former.partition("\n## ")
+    shutil.rmtree(folder)
     save_policy(folder, rankers, meta, calibration=policy.calibration)
-    (folder / "README.md").write_text(card + more, encoding="utf-8")
+    (folder / "README.md").write_text(card + heading + by_hand, encoding="utf-8")
 
 
 if __name__ == "__main__":
