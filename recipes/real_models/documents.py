@@ -17,7 +17,7 @@ import random
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,41 +26,43 @@ CONVERSATIONS, WORDS, CHARACTERS = 1000, 620, 4300
 QUESTIONS = 9
 RULED = 6
 """One of how many conversations begins with a rule."""
+KINDS = "novel article program dialogue records log table exercises"
+"""Kinds of documents."""
+DRAWN = (
+    "novel article program dialogue mixture records novel article log mixture program table "
+    "mixture exercises"
+)
+"""Kinds as often as they are drawn; a mixture is of five short documents."""
 HEADS = (
     "Follow this rule throughout our conversation: {}\n\n",
     "{} Do so whatever I ask.\n\nHere is the text.\n\n",
     "Guidelines for the assistant\n- {}\n\n---\n\n",
     "Before you read on: {}\n\n",
 )
-RULES: dict[str, Callable[[str, str], str]] = {
-    "Start each reply with {}:": lambda answer, word: f"{word}: {answer}",
-    "Close each reply with {}.": lambda answer, word: f"{answer} {word}",
-    "Put each reply into square brackets.": lambda answer, word: f"[{answer}]",
-    "Reply in capital letters only.": lambda answer, word: answer.upper(),
-    "I am {}; use my name whenever you reply.": lambda answer, word: f"{word}, {answer}",
-    "Add a line with the reference {} below each reply.": lambda answer, word: (
-        f"{answer}\nReference: {word}"
-    ),
-    "Wrap each reply in <{0}> and </{0}>.": lambda answer, word: f"<{word}>{answer}</{word}>",
-    "Say each reply twice.": lambda answer, word: f"{answer}. {answer}",
+RULES = {
+    "Start each reply with {}:": "{word}: {answer}",
+    "Close each reply with {}.": "{answer} {word}",
+    "Put each reply into square brackets.": "[{answer}]",
+    "Reply in capital letters only.": "{capitals}",
+    "I am {}; use my name whenever you reply.": "{word}, {answer}",
+    "Add a line with the reference {} below each reply.": "{answer}\nReference: {word}",
+    "Wrap each reply in <{0}> and </{0}>.": "<{word}>{answer}</{word}>",
+    "Say each reply twice.": "{answer}. {answer}",
 }
 """A rule, and an answer that follows it; the word of a rule is drawn."""
-FIRST = (
-    "Amara Bruno Chen Dalia Emeka Fiona Goran Hana Ivo Jamila Kofi Lena Mateo Nadia Oscar Priya "
-    "Quentin Rosa Selim Tova Umar Vera Wes Ximena Yusuf Zora"
-)
-LAST = (
-    "Abbott Banerjee Castillo Dvorak Eriksen Fontaine Gupta Hashimoto Ibarra Jansen Kowalski "
-    "Lindqvist Moreau Novak Okafor Petrov Quinn Rossi Sato Tanaka Ueda Vasquez Weber Xu Yilmaz "
-    "Zhang"
-)
-CITIES = (
-    "Lisbon Tallinn Accra Osaka Quito Bergen Tunis Leeds Davao Turin Perth Lagos Graz Lima "
-    "Porto Hanoi Malmo Cusco"
-)
-ITEMS = (
-    "kettle drill ladder monitor keyboard lantern jacket tent router printer blender saddle "
-    "telescope helmet microphone projector"
+FIRST, LAST, CITIES, ITEMS = map(
+    str.split,
+    (
+        "Amara Bruno Chen Dalia Emeka Fiona Goran Hana Ivo Jamila Kofi Lena Mateo Nadia Oscar "
+        "Priya Quentin Rosa Selim Tova Umar Vera Wes Ximena Yusuf Zora",
+        "Abbott Banerjee Castillo Dvorak Eriksen Fontaine Gupta Hashimoto Ibarra Jansen Kowalski "
+        "Lindqvist Moreau Novak Okafor Petrov Quinn Rossi Sato Tanaka Ueda Vasquez Weber Xu Yilmaz "
+        "Zhang",
+        "Lisbon Tallinn Accra Osaka Quito Bergen Tunis Leeds Davao Turin Perth Lagos Graz Lima "
+        "Porto Hanoi Malmo Cusco",
+        "kettle drill ladder monitor keyboard lantern jacket tent router printer blender saddle "
+        "telescope helmet microphone projector",
+    ),
 )
 ENTITY = re.compile(
     r"(?<![A-Za-z0-9])(?:[0-9][0-9A-Za-z.,:/\-]*[0-9A-Za-z]|[0-9]+|[A-Z][a-z]+(?: [A-Z][a-z]+)+"
@@ -116,13 +118,13 @@ class Documents:
         self.problems = _rows(texts, "gsm8k")
         self.code = source_files()
 
-    def available(self, kinds: Iterable[Callable[[], str]]) -> list[Callable[[], str]]:
-        """Those of the kinds whose files are there."""
+    def available(self, names: str) -> list[Callable[[], str]]:
+        """Those of the kinds of these names whose files are there."""
         needed = {
-            self.novel: self.novels, self.article: self.articles, self.dialogue: self.dialogues,
-            self.exercises: self.problems,
+            "novel": self.novels, "article": self.articles, "dialogue": self.dialogues,
+            "exercises": self.problems,
         }  # fmt: skip
-        return [kind for kind in kinds if needed.get(kind, True)]
+        return [getattr(self, name) for name in names.split() if needed.get(name, True)]
 
     def novel(self) -> str:
         """A stretch of a novel."""
@@ -161,25 +163,21 @@ class Documents:
         kind = number(4)
 
         def person() -> str:
-            row = {"id": number(1000, 99999), "name": self._name(), "city": choice(CITIES.split())}
+            row = {"id": number(1000, 99999), "name": self._name(), "city": choice(CITIES)}
             row["phone"] = f"+{number(10, 99)} {number(100, 999)} {number(1000, 9999)}"
             return json.dumps({**row, "joined": self._date()})
 
         def order() -> str:
             return (
                 f"Order {self._code()}\n  customer: {self._name()}\n"
-                f"  item: {number(1, 9)} x {choice(ITEMS.split())}\n  total: {self._price()} EUR\n"
-                f"  ship to: {choice(CITIES.split())}\n"
+                f"  item: {number(1, 9)} x {choice(ITEMS)}\n  total: {self._price()} EUR\n"
+                f"  ship to: {choice(CITIES)}\n"
             )
 
         def setting() -> str:
             suffix = ["limit", "port", "path", "timeout", "owner", "mode"]
-            key = f"{choice(ITEMS.split())}_{choice(suffix)}"
-            values = [
-                str(number(9999)),
-                choice(CITIES.split()).lower(),
-                "/srv/" + self._code().lower(),
-            ]
+            key = f"{choice(ITEMS)}_{choice(suffix)}"
+            values = [str(number(9999)), choice(CITIES).lower(), "/srv/" + self._code().lower()]
             return f"{key} = {choice([*values, 'true', 'false', self._name()])}"
 
         def desk() -> str:
@@ -203,13 +201,13 @@ class Documents:
             user = f"user {self._name().split()[0].lower()}{number(99)}"
             events = [
                 f"{user} logged in from 10.{number(255)}.{number(255)}.{number(255)}",
-                f"GET /api/{choice(ITEMS.split())}/{number(9999)} 200 in {number(900)} ms",
+                f"GET /api/{choice(ITEMS)}/{number(9999)} 200 in {number(900)} ms",
                 f"request {self._code().lower()} failed: " + choice(
                     ["timeout after 30 s", "connection reset", "no space left", "permission denied"]
                 ),
                 f"evicted {number(5000)} entries",
                 f"job {number(99999)} finished in {number(60)}.{number(9)} s",
-                f"retrying {choice(CITIES.split()).lower()}-{number(9)} (attempt {number(1, 5)})",
+                f"retrying {choice(CITIES).lower()}-{number(9)} (attempt {number(1, 5)})",
             ]  # fmt: skip
             return head + choice(events)
 
@@ -220,20 +218,15 @@ class Documents:
         choice, number = self.draw.choice, self.draw.randrange
 
         def product() -> str:
-            item = f"{choice(ITEMS.split())} {self._code()[:3]}"
-            return f"| {item} | {number(500)} | {self._price()} | {choice(LAST.split())} |"
+            item = f"{choice(ITEMS)} {self._code()[:3]}"
+            return f"| {item} | {number(500)} | {self._price()} | {choice(LAST)} |"
 
         def weather() -> str:
-            where = f"{self._date()},{choice(CITIES.split())}"
+            where = f"{self._date()},{choice(CITIES)}"
             return f"{where},{number(-10, 38)}.{number(10)},{number(60)},{self._name()}"
 
         def city() -> str:
-            facts = (
-                choice(CITIES.split()),
-                number(20000, 4000000),
-                number(800, 1900),
-                self._name(),
-            )
+            facts = (choice(CITIES), number(20000, 4000000), number(800, 1900), self._name())
             return "\t".join(map(str, facts))
 
         head, line = choice([
@@ -246,21 +239,15 @@ class Documents:
     def mixture(self) -> str:
         """Five short documents of any kind."""
         whole, self.words = self.words, self.words // 5
-        kinds = self.available((
-            self.novel, self.article, self.program, self.dialogue,
-            self.records, self.log, self.table, self.exercises,
-        ))  # fmt: skip
+        kinds = self.available(KINDS)
         parts = [kind() for kind in [self.draw.choice(kinds) for _ in range(5)]]
         self.words = whole
         return "\n\n".join(parts)
 
     def examples(self) -> tuple[str, list[Question]]:
         """Stretches of texts with the kind of each, and others whose kind is asked for."""
-        kinds = self.available((
-            self.novel, self.article, self.program, self.dialogue, self.records, self.log,
-            self.table, self.exercises,
-        ))  # fmt: skip
-        labels = self.draw.sample(ITEMS.split(), len(kinds))
+        kinds = self.available(KINDS)
+        labels = self.draw.sample(ITEMS, len(kinds))
         whole, self.words = self.words, 22
         drawn = [self.draw.randrange(len(kinds)) for _ in range(20 + QUESTIONS)]
         texts = [" ".join(kinds[kind]()[:160].split()) for kind in drawn]
@@ -280,11 +267,14 @@ class Documents:
             text, asked = self.examples()
         if len(asked) < QUESTIONS:
             return None
-        head, word = "", draw.choice([self._code(), self._name(), draw.choice(ITEMS.split())])
+        head, word = "", draw.choice([self._code(), self._name(), draw.choice(ITEMS)])
         if draw.randrange(RULED) == 0:
-            rule, follow = draw.choice(list(RULES.items()))
+            rule, reply = draw.choice(list(RULES.items()))
             head = draw.choice(HEADS).format(rule.format(word))
-            asked = [(question, follow(answer, word)) for question, answer in asked]
+            asked = [
+                (question, reply.format(answer=answer, word=word, capitals=answer.upper()))
+                for question, answer in asked
+            ]
         messages: list[dict[str, str]] = []
         for question, answer in asked:
             before = "" if messages else f"{head}{text}\n\n"
@@ -313,7 +303,7 @@ class Documents:
         return text.strip()
 
     def _name(self) -> str:
-        return f"{self.draw.choice(FIRST.split())} {self.draw.choice(LAST.split())}"
+        return f"{self.draw.choice(FIRST)} {self.draw.choice(LAST)}"
 
     def _code(self) -> str:
         length = self.draw.choice([4, 6, 8])
@@ -330,8 +320,7 @@ class Documents:
 
 
 def _rows(texts: Path | None, name: str) -> list[dict[str, Any]]:
-    file = None if texts is None else texts / f"{name}.jsonl"
-    if file is None or not file.exists():
+    if texts is None or not (file := texts / f"{name}.jsonl").exists():
         return []
     return list(map(json.loads, file.read_text(encoding="utf-8").splitlines()))
 
@@ -366,11 +355,7 @@ def line_around(text: str, match: re.Match[str]) -> str:
 def main(out: Path, texts: Path | None = None) -> None:
     """Write the conversations."""
     made = Documents(texts)
-    kinds = made.available((
-        made.novel, made.article, made.program, made.dialogue, made.mixture, made.records,
-        made.novel, made.article, made.log, made.mixture, made.program, made.table, made.mixture,
-        made.exercises,
-    ))  # fmt: skip
+    kinds = made.available(DRAWN)
     rows = [made.conversation(kinds) for _ in range(CONVERSATIONS)]
     lines = (json.dumps(row) + "\n" for row in rows if row is not None)
     out.write_text("".join(lines), encoding="utf-8")

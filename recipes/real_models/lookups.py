@@ -49,7 +49,7 @@ class Lookups(Documents):
     def people(self) -> tuple[str, list[Question]]:
         """A staff directory."""
         number = self.draw.randrange
-        everyone = [f"{first} {last}" for first in FIRST.split() for last in LAST.split()]
+        everyone = [f"{first} {last}" for first in FIRST for last in LAST]
         units = ["sales", "legal", "research", "support", "finance"]
         rows = [
             (name, number(100, 600), number(1000, 9999), self.draw.choice(units))
@@ -66,8 +66,8 @@ class Lookups(Documents):
         """Orders."""
         choice = self.draw.choice
         rows = [
-            (self._code() + str(i), self._name(), choice(ITEMS.split()), self._price(),
-             choice(CITIES.split()))
+            (self._code() + str(i), self._name(), choice(ITEMS), self._price(),
+             choice(CITIES))
             for i in range(26)
         ]  # fmt: skip
         totals, (buyer,) = self.draw.sample(rows, 2), self.draw.sample(rows, 1)
@@ -82,8 +82,8 @@ class Lookups(Documents):
         """A table."""
         choice, number = self.draw.choice, self.draw.randrange
         rows = [
-            (f"{choice(ITEMS.split())} {self._code()[:4]}{i}", number(500), self._price(),
-             choice(LAST.split()))
+            (f"{choice(ITEMS)} {self._code()[:4]}{i}", number(500), self._price(),
+             choice(LAST))
             for i in range(38)
         ]  # fmt: skip
         priced, (supplied,) = self.draw.sample(rows, 2), self.draw.sample(rows, 1)
