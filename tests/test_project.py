@@ -45,29 +45,23 @@ def test_no_file_holds_what_only_a_developer_machine_has():
         assert not [word for word in forbidden if word in text], name
 
 
-@pytest.fixture(scope="module")
-def wheel_names(tmp_path_factory):
-    out = tmp_path_factory.mktemp("wheel")
+def test_wheel_holds_exactly_the_five_packages_and_what_they_read(tmp_path):
     subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)],
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
         cwd=ROOT, check=True, capture_output=True,
     )  # fmt: skip
-    (wheel,) = out.glob("*.whl")
+    (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        return archive.namelist()
-
-
-def test_wheel_holds_exactly_the_five_packages(wheel_names):
+        wheel_names = archive.namelist()
     top = {name.split("/")[0] for name in wheel_names}
     assert {name for name in top if not name.endswith(".dist-info")} == PACKAGES
-
-
-def test_wheel_ships_licence_bundled_model_and_its_policy(wheel_names):
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel_names)
-    policy = [f"policy/{path.name}" for path in (ROOT / "kvp/nano/policy").iterdir()]
-    assert len(policy) == 22
-    for part in ("model.safetensors", "config.json", "tokenizer.json", "MODEL_CARD.md", *policy):
-        assert f"kvp/nano/{part}" in wheel_names
+    parts = [path for path in (ROOT / "kvp/nano").rglob("*.*") if path.suffix != ".pyc"]
+    assert len(parts) > 22 + 6  # the model, and its policy
+    assert {str(path.relative_to(ROOT)) for path in parts} <= set(wheel_names)
+    web = {f"eval/report/web/page.{kind}" for kind in ("html", "css", "js")}
+    typed = {f"{package}/py.typed" for package in PACKAGES}
+    assert {*web, *typed, "eval/card.jinja"} <= set(wheel_names)
 
 
 def test_bundled_model_stays_within_twelve_megabytes():
@@ -75,16 +69,6 @@ def test_bundled_model_stays_within_twelve_megabytes():
     assert 0 < size <= 12 * 1024 * 1024
     policy = (ROOT / "kvp" / "nano" / "policy").iterdir()
     assert 0 < sum(path.stat().st_size for path in policy) <= 2.5 * 1024 * 1024
-
-
-def test_wheel_ships_the_page_of_reports_and_the_card_of_policies(wheel_names):
-    for part in ("page.html", "page.css", "page.js"):
-        assert f"eval/report/web/{part}" in wheel_names
-    assert "eval/card.jinja" in wheel_names
-
-
-def test_types_are_in_the_wheel(wheel_names):
-    assert {f"{package}/py.typed" for package in PACKAGES} <= set(wheel_names)
 
 
 def test_the_console_scripts_are_those_that_people_know():

@@ -1,27 +1,22 @@
 """The bundled policy: of the bundled model, sound, and good for its first snippet."""
 
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from kvp import (
-    compress,
-    evicting,
-    load_model,
-    load_policy,
-    make_allocator,
-    make_scorer,
-    prefill_and_evict,
-)
+import kvp
+from kvp import compress, evicting, load_model, load_policy, prefill_and_evict
 from kvp.data.metrics import string_match_all
 from kvp.data.tasks.ruler import generate
 from kvp.errors import KvpError, ModelError
 from kvp.geometry import check_geometry
 from kvp.hf import geometry_of
 from kvp.hf.model_access import model_identity
+from kvp.nano import path
 from kvp.program.names import SMOLLM2
 from policies.sources import BUNDLED
 
@@ -39,10 +34,10 @@ def test_is_of_the_bundled_model_as_it_is_now():
     assert policy.metadata["model"] == model_identity("nano", None, model, tokenizer)
 
 
-@pytest.mark.parametrize("folder", BUNDLED.values(), ids=BUNDLED)
+@pytest.mark.parametrize("folder", [*BUNDLED.values(), path()], ids=[*BUNDLED, "model"])
 def test_names_no_machine(folder):
-    for name in ("policy.json", "README.md"):
-        text = (folder / name).read_text(encoding="utf-8")
+    for name in ("policy.json", "README.md", "config.json", "tokenizer_config.json"):
+        text = (folder / name).read_text(encoding="utf-8") if (folder / name).exists() else ""
         assert not re.findall(r"(?<=[\s\"=:,])/\w[\w./-]+", text)
 
 
@@ -54,12 +49,16 @@ def test_the_policy_of_smollm2_is_whole():
     assert sum(file.stat().st_size for file in BUNDLED[SMOLLM2].iterdir()) < 7_000_000
 
 
-def test_answers_with_an_eighth_of_the_cache():
+@pytest.mark.parametrize(
+    ("task", "share"),
+    [("niah_single_1", None), ("niah_multikey_2", None), ("niah_multikey_1", "12.5%")],
+)
+def test_answers_with_the_whole_cache_and_with_an_eighth(task, share):
     model, tokenizer = load_model("nano")
     scores = []
     for index in range(6):
         sample = generate(
-            "niah_multikey_1", count_tokens=lambda text: len(tokenizer(text)["input_ids"]),
+            task, count_tokens=lambda text: len(tokenizer(text)["input_ids"]),
             length=480, seed=11, index=index, split="test",
         )  # fmt: skip
         chat = [{"role": "user", "content": sample.context + sample.question}]
@@ -67,7 +66,7 @@ def test_answers_with_an_eighth_of_the_cache():
         inputs = tokenizer(
             prompt + sample.answer_prefix, return_tensors="pt", add_special_tokens=False
         )
-        with evicting(model, "nano", budget="12.5%", allocator="global"):
+        with evicting(model, "nano", share, allocator="global") if share else nullcontext():
             made = model.generate(**inputs, do_sample=False, max_new_tokens=12)
         reply = tokenizer.decode(made[0, inputs["input_ids"].shape[1] :])
         scores.append(string_match_all(reply, sample.references))
@@ -79,8 +78,8 @@ def test_answers_with_an_eighth_of_the_cache():
 def test_names_of_methods_policies_and_allocators_are_taken(name, rule):
     model, tokenizer = load_model("nano")
     ids = tokenizer(20 * "One thing after the other. ", return_tensors="pt")["input_ids"]
-    made = make_scorer(name) if "snapkv" in name else load_policy(name)
-    ruled = make_allocator(rule) if rule else None
+    made = kvp.make_scorer(name) if "snapkv" in name else load_policy(name)
+    ruled = kvp.make_allocator(rule) if rule else None
     kept = []
     for scorer, allocator in ((made, ruled), (name, rule), (f"{name}+{rule or 'uniform'}", None)):
         with evicting(model, scorer, "12.5%", allocator=allocator) as found:
