@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from kvp.metrics import skill
 from kvp.ops.future_attention import future_attention
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import score_prompt
-from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
+from kvp.store import StorePlan, TraceReader, TraceWriter
 from policies.registry import make_scorer
 from recipes.cost_curves import lost, measure, stored_prefill, summary
 from train.data.contexts import RankingContext
@@ -15,35 +17,14 @@ from train.learning.validation import Heuristics
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 LENGTH = 40
+PLAN = StorePlan(geometry=GEOMETRY, dtype="float32", max_tokens=LENGTH, sequences=4)
 SAFE = Protection(sinks=4, recents=16)
 
 
-def _trace(index, split="test"):
-    generator = torch.Generator().manual_seed(index)
-    record = SequenceRecord(
-        index=index,
-        id=f"s{index}",
-        task="niah_single_1",
-        split=split,
-        length=LENGTH,
-        context_length=24,
-        prompt_length=33,
-        token_ids=tuple(range(LENGTH)),
-    )
-    return Trace(
-        record=record,
-        queries=3 * torch.randn(2, 2, 2, LENGTH, 8, generator=generator),
-        keys=torch.randn(2, 2, LENGTH, 8, generator=generator),
-        values=torch.randn(2, 2, LENGTH, 8, generator=generator),
-    )
-
-
-def _store(path, splits):
-    plan = StorePlan(geometry=GEOMETRY, dtype="float32", max_tokens=LENGTH, sequences=len(splits))
-    with TraceWriter.create_or_resume(path, plan, {"identity": {}}) as writer:
-        for index, split in enumerate(splits):
-            writer.write(_trace(index, split))
-    return path
+@pytest.fixture
+def make(make_trace):
+    """Makes a trace from its index."""
+    return partial(make_trace, PLAN, length=LENGTH, context_length=24, prompt_length=33)
 
 
 def _importance(trace, layer, head, prefix):
@@ -58,8 +39,8 @@ def _importance(trace, layer, head, prefix):
     return total
 
 
-def test_curves_agree_with_an_independent_computation():
-    trace, prefix = _trace(0), 32
+def test_curves_agree_with_an_independent_computation(make):
+    trace, prefix = make(0), 32
     losses = {
         (name, flag): lost(make_scorer(name), trace, prefix, SAFE if flag else UNPROTECTED)[1]
         for name in ("knorm", "oracle") for flag in (True, False)
@@ -80,9 +61,9 @@ def test_curves_agree_with_an_independent_computation():
         )
 
 
-def test_methods_that_read_the_budget_rank_anew_along_the_curve():
+def test_methods_that_read_the_budget_rank_anew_along_the_curve(make):
     """Streaming keeps min(4, b // 2) sinks, so budget 2 keeps one sink and the newest token."""
-    trace, prefix = _trace(1), 32
+    trace, prefix = make(1), 32
     _, losses = lost(make_scorer("streaming_llm"), trace, prefix, UNPROTECTED)
     importance = _importance(trace, 0, 0, prefix)
     for budget, kept in ((2, [0, 31]), (4, [0, 1, 31, 30]), (12, [0, 1, 2, 3, *range(24, 32)])):
@@ -90,29 +71,32 @@ def test_methods_that_read_the_budget_rank_anew_along_the_curve():
         assert losses[0, 0, budget].item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_table_averages_held_out_sequences(tmp_path):
-    store = TraceReader(_store(tmp_path / "traces", ["train", "test", "test", "validation"]))
+def test_the_table_averages_held_out_sequences(make, tmp_path):
+    with TraceWriter.create_or_resume(tmp_path / "traces", PLAN, {"identity": {}}) as writer:
+        for index, split in enumerate(["train", "test", "test", "validation"]):
+            writer.write(make(index, split=split))
+    store = TraceReader(tmp_path / "traces")
     rows = measure(store, {name: make_scorer(name) for name in ("knorm", "oracle")}, 8)
     assert len(rows) == 2 * 2 * 4  # methods, sequences, heads
     ours = rows[(rows.method == "knorm") & (rows["head"] == 3)].set_index("sequence").area
     for index in (1, 2):
-        importance, keys = _importance(_trace(index), 1, 1, 24), _trace(index).keys[1, 1, :24]
+        importance, keys = _importance(make(index), 1, 1, 24), make(index).keys[1, 1, :24]
         safe = [*range(4), *range(8, 24)]
         order = [token for token in keys.norm(dim=-1).argsort().tolist() if token not in safe]
         kept = [23, 0, 22, 1, 21, 2, 20, 3, *range(19, 7, -1), *order]
         lost = [1 - importance[kept[:b]].sum() / importance.sum() for b in range(25)]
-        assert ours[f"s{index}"] == pytest.approx(np.mean(lost), abs=1e-6)
+        assert ours[f"sample-{index}"] == pytest.approx(np.mean(lost), abs=1e-6)
     table = summary(rows)
     assert table.area_to_oracle["oracle"] == 1 < table.area_to_oracle["knorm"]
     assert table.heads_in_which_best.tolist() == [4, 0]
 
 
-def test_training_gives_the_same_numbers():
+def test_training_gives_the_same_numbers(make):
     """Skill of every attention-free method, within 1e-6.
 
     Where the question is not seen: with it, evaluation shows scorers the last prompt token, too.
     """
-    trace, prefix = _trace(0), 24
+    trace, prefix = make(0), 24
     importance = future_attention(trace.queries, trace.keys, prefix_length=prefix)
     keys, values = (x[:, :, :prefix].flatten(0, 1) for x in (trace.keys, trace.values))
     context = RankingContext(keys=keys, values=values, importance=importance.flatten(0, 1))
@@ -123,9 +107,9 @@ def test_training_gives_the_same_numbers():
 
 
 @pytest.mark.parametrize(("prefix", "last"), [(32, 32), (24, 23)])
-def test_traces_show_the_last_query_of_the_prompt(prefix, last):
+def test_traces_show_the_last_query_of_the_prompt(make, prefix, last):
     """Query-aware the scorers see 33 tokens and rank 32; at the end of the context, they see 24."""
-    trace, tova = _trace(0), make_scorer("tova")
+    trace, tova = make(0), make_scorer("tova")
     scores = score_prompt(tova, stored_prefill(trace, prefix).views(tova.needs, 8))
     for layer in range(2):
         queries = trace.queries[layer, :, :, last].double()  # [H, G, D]

@@ -20,20 +20,13 @@ NAMES = re.findall(r"^    ([a-z][a-z0-9| -]*)\) ?", RECIPE.read_text(), flags=re
 
 
 @pytest.fixture
-def stubs(tmp_path):
+def command(tmp_path):
+    """What the recipe calls to make a table: every argument, in order."""
     for name in ("kvp-eval", "python"):
         program = tmp_path / name
-        program.write_text(
-            '#!/bin/sh\n[ "$RANK" != 1 ] || exit 0\nfor given in "$@"; do echo "$given"; done\n'
-        )
+        program.write_text('#!/bin/sh\n[ "$RANK" = 1 ] || printf "%s\\n" "$@"\n')
         program.chmod(0o755)
-    return tmp_path
-
-
-@pytest.fixture
-def command(stubs):
-    """What the recipe calls to make a table: every argument, in order."""
-    files = {"D": "texts", "BIN": str(stubs), "MULTI_NEWS": "news.jsonl", "GSM8K": "gsm8k.jsonl"}
+    files = {"D": "texts", "BIN": str(tmp_path), "MULTI_NEWS": "news.jsonl", "GSM8K": "gsm8k.jsonl"}
 
     def of(table):
         done = subprocess.run(
@@ -49,43 +42,32 @@ def command(stubs):
 TABLES = sorted({name.strip() for of in NAMES for name in of.split("|")})
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_a_table_names_what_it_needs(table, command):
-    arguments = command(table)
-    assert "models/qwen2.5-coder-0.5b-instruct" in arguments
-
-
 def _values(arguments, flag):
     """The comma separated values of a flag; commas in brackets separate none."""
     given = arguments[arguments.index(flag) + 1] if flag in arguments else ""
     return re.findall(r"(?:[^,(]|\([^)]*\))+", given)
 
 
-def _policies(arguments):
-    return [policy.split("=")[0] for policy in _values(arguments, "--policies")]
-
-
 @pytest.mark.parametrize("table", TABLES)
 def test_a_table_has_no_method_or_policy_that_its_command_does_not_make(table, command):
     arguments, path = command(table), NUMBERS / f"{table}.csv"
+    assert "models/qwen2.5-coder-0.5b-instruct" in arguments
     if not path.exists() or "--methods" not in arguments or table in TRIED:
         pytest.skip("made by a script, a step on the way, or has more")
     methods = {re.split(r"[+(:]", method)[0] for method in _values(arguments, "--methods")}
     if "kvp" in methods:
-        methods |= {f"kvp/{policy}" for policy in _policies(arguments)}
+        methods |= {f"kvp/{policy.split('=')[0]}" for policy in _values(arguments, "--policies")}
     rows = pd.read_csv(path)["method"].unique()
     assert {method.split("+")[0] for method in rows} <= methods
 
 
-def _label(row, policy="general"):
-    """How paired.py names the setting of a row of a table."""
-    parts = [] if pd.isna(row["setting"]) else row["setting"].split(", ")
-    options = [
-        part for part in parts if part[0] != "+" and part not in ("protected", "unprotected")
-    ]
-    method = f"kvp/{policy}" if row["method"] == "kvp" else row["method"]
-    allocator = "".join(part for part in parts if part[0] == "+")
-    return method + "".join(f"({option})" for option in options) + allocator
+def _labels(rows, policy="general"):
+    """How paired.py names the settings of a table."""
+    settings = rows["setting"].fillna("").str.replace(r"(, )?(un)?protected$", "", regex=True)
+    allocators = settings.str.extract(r"(\+.*)$")[0].fillna("")
+    options = settings.str.extract(r"^([^+]+?)(?:, \+.*)?$")[0]
+    methods = rows["method"].replace("kvp", f"kvp/{policy}")
+    return methods + ("(" + options + ")").fillna("") + allocators
 
 
 def _check_differences(differences, lead, means):
@@ -100,8 +82,9 @@ def _check_differences(differences, lead, means):
 def test_differences_are_those_of_the_tables_beside_them(path, command):
     rows = pd.read_csv(path.with_stem(path.stem.removesuffix("-paired")))
     rows = rows[rows["task"] == "all"]
-    rows["label"] = [_label(row) for _, row in rows.iterrows()]
-    means = {(row["label"], row["budget"]): row["estimate"] for _, row in rows.iterrows()}
+    means = dict(
+        zip(zip(_labels(rows), rows["budget"], strict=True), rows["estimate"], strict=True)
+    )
     _, _, _, lead, _ = command(path.stem)
     differences = pd.read_csv(path)
     for budget, rows in differences.groupby("budget"):
@@ -116,7 +99,7 @@ def test_differences_from_the_policy_trained_on_the_tasks():
     for table, policy in tables:
         rows = pd.read_csv(NUMBERS / f"{table}.csv")
         rows = rows[~rows["task"].isin(["all", "cwe", "qa_2"])]
-        rows["label"] = [_label(row, policy) for _, row in rows.iterrows()]
+        rows["label"] = _labels(rows, policy)
         for key, of in rows.groupby(["label", "budget"]):
             assert len(of) == 11, (table, key)
             means.setdefault(key, of["estimate"].mean())
@@ -127,7 +110,7 @@ def test_more_differences_from_the_policy_trained_on_the_tasks():
     """On the prompts of one table the leading setting's mean is not beside: all sums agree."""
     rows = pd.read_csv(NUMBERS / "seen.csv")
     rows = rows[~rows["task"].isin(["all", "cwe", "qa_2", "niah_single_2"])]
-    rows["label"] = [_label(row) for _, row in rows.iterrows()]
+    rows["label"] = _labels(rows)
     means = {key: of["estimate"].mean() for key, of in rows.groupby(["label", "budget"])}
     for budget, of in pd.read_csv(NUMBERS / "seen-paired.csv").groupby("budget"):
         others = [(label, "full" if label == "full" else budget) for label in of["minus"]]
