@@ -16,10 +16,11 @@ import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
-from task_types import both_ends, guess_task_type
+from task_types import both_ends, guess_task_type, logits_of
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 from transformers import (
@@ -150,12 +151,6 @@ def batches(examples: Sequence[Example], size: int) -> Iterator[tuple[Tensor, Te
         yield pad(ids, True), pad(mask, True), torch.tensor([label for _, label in part])
 
 
-def logits_of(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
-    """Logits [B, 2] on the CPU, after a ReLU where the model says so."""
-    logits: Tensor = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device))[0]
-    return (logits.relu() if getattr(model.config, "relu_logits", False) else logits).float().cpu()
-
-
 def train(
     model: PreTrainedModel, examples: Sequence[Example], *, lr: float, epochs: int, batch: int,
     seed: int,
@@ -203,11 +198,6 @@ def measure(model: PreTrainedModel, examples: Sequence[Example], batch: int) -> 
     }
 
 
-def heuristic(texts: Sequence[Text]) -> float:
-    """Accuracy of `ByWording`, beside the classifier's."""
-    return sum(guess_task_type(text) == TASK_TYPES[label] for text, label in texts) / len(texts)
-
-
 def run(
     out: Path, *, base: str | None = None, data: Path | None = None, count: int = 300,
     lr: float | None = None, epochs: int = 3, batch: int = 16, dropout: float = 0.5,
@@ -224,12 +214,10 @@ def run(
     if data is None:
         made = task_prompts(TASKS, "train", count, seed)
         training = made["seen"] + made["not seen"]
-        kept = max(count // 4, 1)
-        named = {"tasks": (TASKS, "test"), "other tasks": (OTHER_TASKS, "test")}
         tests = {
-            f"{tasks}, question {what}": texts
-            for tasks, (of, split) in named.items()
-            for what, texts in task_prompts(of, split, kept, seed).items()
+            f"{name}, question {what}": texts
+            for name, tasks in {"tasks": TASKS, "other tasks": OTHER_TASKS}.items()
+            for what, texts in task_prompts(tasks, "test", max(count // 4, 1), seed).items()
         }
     else:
         texts = file_prompts(data)
@@ -253,7 +241,8 @@ def run(
         "prompts": len(training),
         "loss": losses,
         "test": {
-            name: measure(model, examples(texts), batch) | {"heuristic": heuristic(texts)}
+            name: measure(model, examples(texts), batch)
+            | {"heuristic": fmean(guess_task_type(text) == TASK_TYPES[of] for text, of in texts)}
             for name, texts in tests.items()
         },
     }  # fmt: skip

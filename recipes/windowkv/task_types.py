@@ -95,12 +95,15 @@ def classify(text: str, source: str) -> str:
     limit = min(_MAX_PIECES, getattr(model.config, "max_position_embeddings", _MAX_PIECES))
     ids = torch.tensor([both_ends(tokenizer, text, limit)])
     with torch.no_grad():
-        logits: Tensor = model(input_ids=ids).logits
-    if getattr(model.config, "relu_logits", False):  # as WindowKV's public code
-        logits = logits.relu()
-    best = int(logits.argmax(dim=-1))
+        best = int(logits_of(model, ids, torch.ones_like(ids)).argmax())
     names: dict[int, str] = model.config.id2label or {}  # type: ignore[assignment]
     return names.get(best, str(best))
+
+
+def logits_of(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
+    """Logits [B, labels] on the CPU, after a ReLU where the model says so, as WindowKV's code."""
+    logits: Tensor = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device))[0]
+    return (logits.relu() if getattr(model.config, "relu_logits", False) else logits).float().cpu()
 
 
 def both_ends(tokenizer: PreTrainedTokenizerBase, text: str, limit: int) -> list[int]:

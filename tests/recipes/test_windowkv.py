@@ -186,12 +186,12 @@ def test_the_largest_logit_names_the_label(recipe, tmp_path, bias, relu, label):
     assert recipe["task_types"].classify("1 2 3 " * 100, source) == label
 
 
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 10, 30])
-def test_long_texts_lose_their_middle(recipe, tmp_path, count):
+def test_long_texts_lose_their_middle(recipe, tmp_path):
     _, tokenizer = recipe["task_types"].load_classifier(_save(tmp_path, [0.0, 0.0]))
-    ids = recipe["task_types"].both_ends(tokenizer, " ".join(str(n) for n in range(count)), 8)
-    every = [n + 2 for n in range(count)]
-    assert ids == (every if count <= 8 else every[:4] + every[-4:])
+    for count in (1, 7, 8, 9, 10, 30):
+        ids = recipe["task_types"].both_ends(tokenizer, " ".join(map(str, range(count))), 8)
+        every = [n + 2 for n in range(count)]
+        assert ids == (every if count <= 8 else every[:4] + every[-4:])
 
 
 def test_what_is_no_classifier_is_one_line(recipe, tmp_path, one_line):
