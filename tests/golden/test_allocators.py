@@ -96,10 +96,10 @@ def test_windowkv_rule(layers, gamma, budget):
         counts = make_allocator(spec).allocate(case)
         assert counts.tolist() == [[count] * 2 for count in truth], spec
     if (layers, gamma) in ((28, 7), (32, 8)):
-        automatic = make_allocator("windowkv").allocate(case)
-        assert (
-            automatic.tolist() == make_allocator(f"windowkv(group={gamma})").allocate(case).tolist()
+        automatic, same = (
+            make_allocator(spec).allocate(case) for spec in ("windowkv", f"windowkv(group={gamma})")
         )
+        assert torch.equal(automatic, same)
 
 
 @pytest.mark.parametrize("rounding", ["exact", "faithful"])
@@ -129,11 +129,6 @@ def test_counts_become_the_best_tokens_of_each_head():
         real = slots[: counts[layer, head]]
         assert slots[len(real) :] == [EMPTY_SLOT] * (len(slots) - len(real))
         assert real == np.flatnonzero(kept(scores[layer, head], counts[layer, head])).tolist()
-
-
-def test_truncation_is_that_of_kvpress():
-    numbers = [(100, 0.9), (1000, 0.9), (200, 0.8), (10, 0.99)]
-    assert [allocation.kept_tokens(*number) for number in numbers] == [9, 99, 39, 1]
 
 
 @pytest.mark.parametrize(

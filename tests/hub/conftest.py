@@ -33,7 +33,7 @@ class Repository:
 
     def add(self, files):
         """Commit files on top of what is there; returns the commit's hash."""
-        merged = {**(list(self.commits.values())[-1] if self.commits else {}), **files}
+        merged = next(reversed(self.commits.values()), {}) | files
         digest = hashlib.sha1(repr(sorted(merged.items())).encode()).hexdigest()
         self.commits[digest] = merged
         return digest
@@ -41,7 +41,7 @@ class Repository:
     def resolve(self, revision):
         """Commit of a branch, tag or commit."""
         if revision == "main":
-            return list(self.commits)[-1] if self.commits else None
+            return list(self.commits)[-1]
         found = self.tags.get(revision, revision)
         return found if found in self.commits else None
 
@@ -66,13 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):
         """Keep quiet."""
 
-    def do_HEAD(self):
-        self._get(body=False)
-
     def do_GET(self):
-        self._get(body=True)
-
-    def _get(self, *, body):
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(f"{self.command} {path}")
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
@@ -86,9 +80,12 @@ class _Handler(BaseHTTPRequestHandler):
         elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/(\w+)/(.+)", path):
             data = self.hub.repositories[match[1]].commits[match[2]][match[3]]
             headers = {"ETag": f'"{_oid(data)}"', "X-Repo-Commit": match[2]}
-            self._send(200, data, headers, body=body)
+            self._send(200, data, headers)
         else:
             self._error(404, "EntryNotFound")
+
+    def do_HEAD(self):
+        self.do_GET()
 
     def _info(self, name, revision):
         repository = self.hub.repositories.get(name)
@@ -105,16 +102,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _json(self, content):
         self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
 
-    def _error(self, code, kind, content=None):
+    def _error(self, code, kind):
         headers = {"X-Error-Code": kind, "X-Error-Message": kind}
-        self._send(code, json.dumps(content or {"error": kind}).encode(), headers)
+        self._send(code, json.dumps({"error": kind}).encode(), headers)
 
-    def _send(self, code, data, headers, *, body=True):
+    def _send(self, code, data, headers):
         self.send_response(code)
         for name, value in {**headers, "Content-Length": str(len(data))}.items():
             self.send_header(name, value)
         self.end_headers()
-        if body and self.command != "HEAD":
+        if self.command != "HEAD":
             self.wfile.write(data)
 
 

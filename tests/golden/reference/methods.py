@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -38,11 +37,6 @@ class Golden:
     sums_tie: bool = True
     """Tokens with equal inputs score equal in float32, too. A sum of many unequal terms can round
     differently at different indices of a vector."""
-
-    @property
-    def method(self):
-        """Name in the registry."""
-        return re.split(r"[:(]", self.spec)[0]
 
 
 def _compared(*rows: tuple[str, Truth, tuple[int, ...]], **how) -> tuple[Golden, ...]:
