@@ -37,7 +37,6 @@ def main() -> None:
     parser.add_argument("gguf", help="the model's file")
     parser.add_argument("--policy", default="smollm2-135m-instruct")
     parser.add_argument("--budget", default="12.5%", help="tokens that every KV head keeps")
-    parser.add_argument("--words", type=int, default=700, help="of each document")
     parser.add_argument("--rows", help="a file of questions of your own (docs/data.md)")
     parser.add_argument("--prompts", type=int, default=30, help="the first questions of --rows")
     given = parser.parse_args()
@@ -49,7 +48,7 @@ def main() -> None:
     print("transformers reads and compresses the documents ...", flush=True)
     model, tokenizer = load_model(given.gguf, dtype="float32")
     policy = load_policy(given.policy)
-    texts = documents(given.rows, given.prompts, given.words, tokenizer)
+    texts = documents(given.rows, given.prompts, tokenizer)
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         contexts = [compress(model, tokenizer, text, policy, given.budget) for text, _ in texts]

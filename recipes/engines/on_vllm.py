@@ -47,14 +47,13 @@ def main() -> None:
         "--policy", default="nano", help="reads keys and values alone; or POLICY+ALLOCATOR"
     )
     parser.add_argument("--budget", default="12.5%", help="tokens that stay of each document")
-    parser.add_argument("--words", type=int, default=700, help="of each document")
     parser.add_argument("--rows", help="a file of questions of your own (docs/data.md)")
     parser.add_argument("--prompts", type=int, default=30, help="the first questions of --rows")
     given = parser.parse_args()
     model = str(nano()) if given.model == "nano" else given.model
     policy_of(given.policy, geometry_of(AutoConfig.from_pretrained(model)))
     parse_budget(given.budget)
-    texts = documents(given.rows, given.prompts, given.words, load_tokenizer(model))
+    texts = documents(given.rows, given.prompts, load_tokenizer(model))
     print("starting vLLM, a minute or more ...", flush=True)
     with tempfile.TemporaryDirectory() as folder, server(model, given.policy, folder) as url:
         client, openai = Client(url), OpenAI(base_url=f"{url}/v1", api_key="none")

@@ -23,19 +23,19 @@ ASKED = "What is the special magic number for {0} mentioned in the provided text
 """As RULER asks: the kind of task that the bundled policies were trained on."""
 PREFIX = " The special magic number for {0} mentioned in the provided text is"
 
+WORDS = 700
+"""Of each document."""
 Document = tuple[str, list[Sample]]
 """A text, and the questions about it: each is fed as `question + answer_prefix`."""
 
 
-def documents(
-    rows: str | None, prompts: int, words: int, tokenizer: PreTrainedTokenizerBase
-) -> list[Document]:
-    """Those of the first `prompts` questions of a file (docs/data.md), or three of `words` words.
+def documents(rows: str | None, prompts: int, tokenizer: PreTrainedTokenizerBase) -> list[Document]:
+    """Those of the first `prompts` questions of a file (docs/data.md), or three of `WORDS` words.
 
     Raises UsageError where the file has no question with an answer.
     """
     if rows is None:
-        return _needles(words)
+        return _needles()
     if not Path(rows).is_file():
         raise UsageError(f"--rows {rows}: no such file")
     settings = TaskSettings(split="all", length=100_000, count=prompts, data=rows)
@@ -45,12 +45,12 @@ def documents(
     return [*asked.items()]
 
 
-def _needles(words: int) -> list[Document]:
+def _needles() -> list[Document]:
     """Three documents of prose with three or four numbers in each."""
     draw, made = random.Random(1), []
     numbers = {thing: str(draw.randrange(10**6, 10**7)) for thing in THINGS}
     for first, last in ((0, 3), (3, 6), (6, 10)):
-        size, parts, asked = words // (last - first + 1), [], []
+        size, parts, asked = WORDS // (last - first + 1), [], []
         for place in range(first, last):
             thing = THINGS[place]
             parts.append(prose(100 + place, words=size, split="test"))
