@@ -41,18 +41,14 @@ CLOCKS: dict[str, Callable[[], float]] = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write the JSON file."""
-    args = _arguments(argv)
-    torch.set_num_threads(1)
-    results, failed = rows_of(args.models.split(","), partial(rates, args=args))
-    write_report(args, results=results, failed=failed)
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = options(
         __doc__, models="small", layers=0, prompts=16, shortest=384, longest=512,
         max_new_tokens=32, batch_size=8, rounds=3,
     )  # fmt: skip
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    results, failed = rows_of(args.models.split(","), partial(rates, args=args))
+    write_report(args, results=results, failed=failed)
 
 
 def rates(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -143,18 +139,16 @@ def _collected(
         out="unused", length=args.longest, max_new_tokens=args.max_new_tokens, train=len(samples),
         validation=0,
     )  # fmt: skip
-    recorded = Recorded(continuation="model", max_new_tokens=args.max_new_tokens)
-    made = collect_all(model, tokenizer, enumerate(samples), recorded, rows=batch_size)
-    with tempfile.TemporaryDirectory() as folder, _new_store(Path(folder), model, config) as writer:
-        writer.write_all(made, lambda _: None)
-
-
-def _new_store(folder: Path, model: PreTrainedModel, config: CollectConfig) -> TraceWriter:
     plan = StorePlan(
         geometry=geometry_of(model.config), dtype=str(model.dtype).removeprefix("torch."),
         max_tokens=config.max_tokens, sequences=config.sequences,
     )  # fmt: skip
-    return TraceWriter.create_or_resume(folder / "store", plan, {"identity": {}})
+    recorded = Recorded(continuation="model", max_new_tokens=args.max_new_tokens)
+    made = collect_all(model, tokenizer, enumerate(samples), recorded, rows=batch_size)
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder, "store")
+        with TraceWriter.create_or_resume(store, plan, {"identity": {}}) as writer:
+            writer.write_all(made, lambda _: None)
 
 
 if __name__ == "__main__":

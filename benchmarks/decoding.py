@@ -5,8 +5,8 @@
 Models are those of `benchmarks.models`; `wide` has 2 layers with the heads of Qwen2.5-7B (28 query
 and 4 KV heads, head_dim 128) and narrow projections, so that its time is the cache's. `attention`
 is the attention of one such layer alone. `full` is transformers' `DynamicCache` with its own sdpa
-attention, `uniform` keeps the budget in every head, `ragged` keeps as many tokens with heads of
-very different lengths, once per backend of `kvp.ops.ragged_attention`. Caches are filled with
+attention, `uniform` keeps an eighth of the tokens in every head, `ragged` as many tokens with heads
+of very different lengths, once per backend of `kvp.ops.ragged_attention`. Caches are filled with
 random numbers: time does not depend on them.
 
 Every case is a process of its own, on a CPU with one thread. In a round each cache is made anew and
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 CASES = "wide:8192,nano:512,nano:1024,nano:4096"
 UNCOUNTED = 2  # tokens at the start of a round
+KEPT = 0.125
+"""Share of the tokens that evicted caches keep."""
 NAMES = ("attention", "nano", "wide", "smollm2-135m-instruct", "qwen2.5-7b")
 Maker = Callable[[], Callable[[], object]]
 """Makes a fresh cache and returns what decodes a token with it."""
@@ -59,7 +61,6 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser = options(__doc__)
     parser.add_argument("--cases", default=CASES, help="model:tokens seen")
     parser.add_argument("--backends", default="auto", help="of ragged_attention: auto, torch")
-    parser.add_argument("--budget", type=float, default=0.125, help="share of the tokens kept")
     parser.add_argument("--layers", type=int, default=0, help="of random models; 0: all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=24, help="tokens per cache and round")
@@ -69,8 +70,6 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
         model, _, tokens = case.partition(":")
         if model not in NAMES or not tokens.isdigit() or int(tokens) < 16:
             parser.error(f"--cases: {case!r} is not MODEL:TOKENS, 16 or more; MODEL is of {NAMES}")
-    if not 0 < args.budget < 1:
-        parser.error("--budget must be between 0 and 1")
     return args
 
 
@@ -129,7 +128,7 @@ def _attention(tokens: int, args: argparse.Namespace) -> dict[str, Maker]:
     dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
     query = torch.randn(1, 28, 1, 128).to(args.device, dtype)
     keys, values = torch.randn(2, 1, 4, tokens, 128, dtype=dtype, device=args.device)
-    budget = max(1, round(args.budget * tokens))
+    budget = max(1, round(KEPT * tokens))
     layout = RaggedLayout(_counts(4, tokens, budget)[None].to(args.device))
     flat = [tensor.flatten(0, 2)[: layout.stored] for tensor in (keys, values)]
     tails = [tensor[:, :, :1] for tensor in (keys, values)]
@@ -159,7 +158,7 @@ def _model(name: str, tokens: int, args: argparse.Namespace) -> dict[str, Maker]
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     shape, like = (2, layers, 1, heads, tokens, width), next(model.parameters())
     keys, values = torch.randn(shape, dtype=like.dtype, device=like.device)
-    budget = max(1, round(args.budget * tokens))
+    budget = max(1, round(KEPT * tokens))
     even = [torch.rand(1, heads, tokens).argsort(-1)[..., :budget] for _ in range(layers)]
     uneven = [_uneven(heads, tokens, budget) for _ in range(layers)]
     token = torch.ones(1, 1, dtype=torch.int64, device=args.device)

@@ -74,12 +74,19 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def _skipped(form: str, naive_gib: float, args: argparse.Namespace) -> str | None:
-    """Why a form is not measured; None where it is."""
-    if form == "naive" and naive_gib > args.naive_gib:
-        return f"needs about {naive_gib:.1f} GiB"
+def _skipped(
+    form: str, length: int, args: argparse.Namespace, before: Sequence[dict[str, Any]]
+) -> str | None:
+    """Why a form is not measured; None where it is. Its work grows as the square of the length."""
+    gib = 3 * GROUP * (length - length // 2) * length * 4 / 2**30  # logits, masked, probabilities
+    if form == "naive" and gib > args.naive_gib:
+        return f"needs about {gib:.1f} GiB"
     if form in CUDA_ONLY and args.device == "cpu":
         return "needs --device cuda"
+    for row in [row for row in before if row["form"] == form and "fastest" in row][-1:]:
+        if row["fastest"] * (length / row["length"]) ** 2 > args.limit:
+            took = f"{row['length']} tokens took {row['fastest']:.3g} s"
+            return f"not run: {took}, more would be over {args.limit:g} s"
     return None
 
 
@@ -90,13 +97,8 @@ def _turns(
 
     `before` are the records of shorter lengths, which tell what is too long.
     """
-    queries = length - length // 2
-    naive_gib = 3 * GROUP * queries * length * 4 / 2**30  # logits, masked logits, probabilities
     forms = args.forms.split(",")
-    skipped = {
-        form: _skipped(form, naive_gib, args) or _too_long(form, length, args, before)
-        for form in forms
-    }
+    skipped = {form: _skipped(form, length, args, before) for form in forms}
     runs: dict[str, list[dict[str, float]]] = {form: [] for form in forms if not skipped[form]}
     failed: dict[str, str] = {}
     for _ in range(args.rounds):
@@ -121,22 +123,6 @@ def _turns(
         print(json.dumps(record), flush=True)
         records.append(record)
     return records
-
-
-def _too_long(
-    form: str, length: int, args: argparse.Namespace, before: Sequence[dict[str, Any]]
-) -> str | None:
-    """Why a form is not run at a length: the longest one before it, whose work grows as squares."""
-    known = [row for row in before if row["form"] == form and "fastest" in row]
-    if not known:
-        return None
-    last = known[-1]
-    if last["fastest"] * (length / last["length"]) ** 2 <= args.limit:
-        return None
-    return (
-        f"not run: {last['length']} tokens took {last['fastest']:.3g} s, "
-        f"more would be over {args.limit:g} s"
-    )
 
 
 def _measure(tokens: int, form: str, args: argparse.Namespace) -> dict[str, float]:

@@ -44,9 +44,6 @@ class Seconds:
         return Seconds(self.wall + other.wall, self.processor + other.processor)
 
 
-NOTHING = Seconds(0.0, 0.0)
-
-
 def timed(call: Callable[[], ResultT], device: str = "cpu") -> tuple[ResultT, Seconds]:
     """What a call returns, and how long it took; work queued on a GPU is waited for."""
     _settle(device)
@@ -67,7 +64,7 @@ class Stopwatch:
     """Sums the time of calls of a function."""
 
     def __init__(self, device: str) -> None:
-        self.total = NOTHING
+        self.total = Seconds(0.0, 0.0)
         self._device = device
 
     def around(self, function: Any) -> Any:  # noqa: ANN401 - any method
@@ -116,7 +113,7 @@ def in_process(
 ) -> Any:  # noqa: ANN401 - JSON
     """Run `python -m MODULE ARGUMENTS` and return the JSON that it prints.
 
-    Raises ChildError with the last line that it writes to standard error where it fails.
+    Raises RuntimeError with the last line that it writes to standard error where it fails.
     """
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
@@ -127,12 +124,8 @@ def in_process(
     made = subprocess.run(call, env=environment, capture_output=True, text=True, check=False)
     sys.stderr.write(made.stderr)
     if made.returncode:
-        raise ChildError(last_line(made.stderr) or f"{module} ended with {made.returncode}")
+        raise RuntimeError(last_line(made.stderr) or f"{module} ended with {made.returncode}")
     return json.loads(made.stdout)
-
-
-class ChildError(RuntimeError):
-    """A process that was measured in has failed."""
 
 
 @contextmanager

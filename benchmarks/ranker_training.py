@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -34,7 +35,6 @@ from benchmarks.measuring import (
 )
 
 if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it starts
-    from train.data.contexts import RankingContext
     from train.training import RankerTraining
 
 
@@ -76,7 +76,6 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--heads", default="112", help="KV heads, or KV heads:head_dim; several")
     parser.add_argument("--preset", choices=["paper", "fourier"], default="paper")
-    parser.add_argument("--optimizer", choices=["adamw", "muon"], help="default: the preset's")
     parser.add_argument("--steps", type=int, default=3, help="steps measured per process")
     parser.add_argument("--rounds", type=int, default=1, help="processes per variant")
     parser.add_argument("--activation_gb", type=float, default=8.0, help="as for kvp train")
@@ -128,21 +127,17 @@ def _training(
 ) -> RankerTraining:  # fmt: skip
     """The training of random rankers on random contexts, all of the same length."""
     from dataclasses import replace
-    from typing import cast
 
     import torch
 
     from kvp.store import SequenceRecord
     from policies.ranker import HeadRankers, RankerSpec
-    from train.data.contexts import ContextSource
     from train.recipe import PRESETS
     from train.training import RankerTraining
 
     sizes: dict[str, Any] = {"hidden": args.hidden, "contexts": args.contexts, "min_prefix": 2}
     sizes |= {"compress_prompt": 0.0, "compress_context": 1.0, "compress_uniform": 0.0}
-    preset = PRESETS[args.preset]
-    sizes["optimizer"] = args.optimizer or preset.optimizer
-    recipe = replace(preset, objective=objective, **sizes)
+    recipe = replace(PRESETS[args.preset], objective=objective, **sizes)
     spec = RankerSpec(
         head_dim=args.head_dim, architecture=recipe.architecture, hidden=recipe.hidden,
         reference_length=args.tokens,
@@ -154,7 +149,7 @@ def _training(
         context_length=args.tokens, prompt_length=args.tokens, token_ids=tuple(range(length)),
     )  # fmt: skip
     module = RankerTraining(
-        rankers, recipe, cast("ContextSource", _RandomContexts(heads, args)), [record], seed=0,
+        rankers, recipe, _random_contexts(heads, args), [record], seed=0,
         activation_bytes=args.activation_gb * 1e9,
     )  # fmt: skip
     forward: Any = partial(rankers.forward, stacked=network == "stacked")
@@ -162,25 +157,21 @@ def _training(
     return module
 
 
-class _RandomContexts:
-    """Replaces a source of contexts: one context, made once, for every compression point."""
+def _random_contexts(heads: int, args: argparse.Namespace) -> Any:  # noqa: ANN401
+    """In place of a source of contexts: one context, made once, for every compression point."""
+    import torch
 
-    def __init__(self, heads: int, args: argparse.Namespace) -> None:
-        import torch
+    from train.data.contexts import RankingContext
 
-        from train.data.contexts import RankingContext
-
-        self.device = torch.device(args.device)
-        random = torch.Generator(self.device).manual_seed(0)
-        shape = (heads, args.tokens, args.head_dim)
-        self._context = RankingContext(
-            keys=torch.randn(shape, generator=random, device=self.device),
-            values=torch.randn(shape, generator=random, device=self.device),
-            importance=torch.rand(shape[:2], generator=random, device=self.device).pow(8),
-        )
-
-    def context(self, point: object) -> RankingContext:
-        return self._context
+    device = torch.device(args.device)
+    random = torch.Generator(device).manual_seed(0)
+    shape = (heads, args.tokens, args.head_dim)
+    context = RankingContext(
+        keys=torch.randn(shape, generator=random, device=device),
+        values=torch.randn(shape, generator=random, device=device),
+        importance=torch.rand(shape[:2], generator=random, device=device).pow(8),
+    )
+    return SimpleNamespace(device=device, context=lambda point: context)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from benchmarks.faults.harness import (
     Child,
     Ended,
     Trial,
-    in_child,
     program_outcome,
     reader_outcome,
     worst,
@@ -73,7 +72,7 @@ class Run:
 
     def read(self) -> Ended:
         """What its reader finds."""
-        return in_child(self.command.content(self.out))
+        return Child(self.command.content(self.out)).wait()
 
     def moment(self) -> float:
         """A random time within its run, seconds."""
@@ -221,7 +220,7 @@ def flip_read(artefact: str, kind: str, made: Path, scratch: Path, trials: int) 
     draw, truth, found = random.Random(artefact + kind), read(made / folder), []
     for number in range(trials):
         name = flipped(made / folder, copy := scratch / f"{folder}{number}", kind, draw)
-        ended = in_child(partial(read_or_refuse, read, copy))
+        ended = Child(partial(read_or_refuse, read, copy)).wait()
         found.append(worst([reader_outcome(ended, truth)], name))
         shutil.rmtree(copy)
     return found

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -75,9 +75,9 @@ class Child:
         self._readers = []
         for (reading, writing), chunks in zip(pipes, self._read, strict=True):
             os.close(writing)
-            self._readers.append(threading.Thread(target=_drain, args=(reading, chunks)))
-            self._readers[-1].daemon = True
-            self._readers[-1].start()
+            reader = threading.Thread(target=_drain, args=(reading, chunks), daemon=True)
+            reader.start()
+            self._readers.append(reader)
 
     def signal(self, number: int) -> None:
         """Send a signal, unless it has ended and was waited for."""
@@ -102,11 +102,6 @@ class Child:
         return Ended(
             code=code, value=json.loads(value) if code == 0 and value else None, error=error
         )
-
-
-def in_child(work: Callable[[], object], seconds: float = 90.0, **limits: Any) -> Ended:  # noqa: ANN401
-    """Call `work` in a `Child` with these limits, and wait for it."""
-    return Child(work, **limits).wait(seconds)
 
 
 def _drain(reading: int, chunks: list[bytes]) -> None:
@@ -162,10 +157,10 @@ def program_outcome(ended: Ended) -> Trial:
 
 def reader_outcome(ended: Ended, truth: object) -> Trial:
     """A reader returns `{"value": ...}` or `{"refused": ...}`."""
-    if ended.code is None or not isinstance(ended.value, dict):
-        return program_outcome(ended) if ended.code is None else Trial(
-            outcome="traceback", detail=ended.error.strip()[-200:]
-        )  # fmt: skip
+    if ended.code is None:
+        return program_outcome(ended)
+    if not isinstance(ended.value, dict):
+        return Trial(outcome="traceback", detail=ended.error.strip()[-200:])
     if "refused" in ended.value:
         text = str(ended.value["refused"]).strip()
         return Trial(outcome="traceback" if "\n" in text else "said", detail=text[:200])
@@ -174,8 +169,7 @@ def reader_outcome(ended: Ended, truth: object) -> Trial:
 
 def worst(trials: Iterable[Trial], name: str) -> Trial:
     """The one that counts of several parts of a trial."""
-    found = max(trials, key=lambda trial: OUTCOMES.index(trial.outcome))
-    return Trial(outcome=found.outcome, name=name, detail=found.detail)
+    return replace(max(trials, key=lambda trial: OUTCOMES.index(trial.outcome)), name=name)
 
 
 def table(counts: Mapping[str, Mapping[str, int]]) -> str:

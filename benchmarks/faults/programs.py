@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.harness import in_child
+from benchmarks.faults.harness import Child
 from kvp.artifacts.addresses import Place, place
 from kvp.errors import KvpError
 from kvp.program import table as programs
 
 Reader = Callable[[Place], object]
 _PROMPTS = "--tasks niah_single_1 --length 160 --max_new_tokens 4"
+_COLLECT = "--train 1 --validation 1 --labels kvzip"
 _TRAIN = (
     "--traces {made}/traces --hidden 4 --steps 4 --contexts 1 --min_prefix 32 --validate_every 2 "
     "--checkpoint_every 1 --validation_contexts 1"
@@ -135,22 +136,18 @@ def read_contexts(folder: Place) -> str:
     return digest([read_context(path).tensors for path in sorted(Path(str(folder)).iterdir())])
 
 
-def read_nothing(folder: Place) -> str:
-    """A program that writes nothing is done when it says so."""
-    return ""
-
-
 COMMANDS = {
-    "collect": Command(
-        "collect", f"{_PROMPTS} --train 1 --validation 1 --labels kvzip --out {{out}}", read_traces
-    ),
-    "train": Command("train", f"{_TRAIN} --out {{out}}", read_policy),
-    "merge": Command("merge", "--shards {made}/first,{made}/second --out {out}", read_policy),
-    "eval": Command("eval", f"{_EVAL} --out {{out}}", read_results),
-    "tune": Command("tune", f"{_TUNE} --out {{out}}", read_settings),
-    "evolve": Command("evolve", f"{_EVOLVE} --out {{out}}", read_budgets),
-    "report": Command("report", "{made}/results --out {out}/page.html", read_page, folder=False),
-    "verify": Command("verify", "{made}/traces", read_nothing, folder=False),
+    command.program: command
+    for command in (
+        Command("collect", f"{_PROMPTS} {_COLLECT} --out {{out}}", read_traces),
+        Command("train", f"{_TRAIN} --out {{out}}", read_policy),
+        Command("merge", "--shards {made}/first,{made}/second --out {out}", read_policy),
+        Command("eval", f"{_EVAL} --out {{out}}", read_results),
+        Command("tune", f"{_TUNE} --out {{out}}", read_settings),
+        Command("evolve", f"{_EVOLVE} --out {{out}}", read_budgets),
+        Command("report", "{made}/results --out {out}/page.html", read_page, folder=False),
+        Command("verify", "{made}/traces", lambda _: "", folder=False),
+    )
 }
 
 
@@ -172,8 +169,8 @@ _MADE = {
 def make(made: Path, names: Iterable[str] = (*_MADE, "contexts")) -> None:
     """Make artefacts, each in a child; RuntimeError, with the program's words, where one fails."""
     torch.set_num_threads(1)  # before any fork: a child has none of its parent's threads
-    for command in COMMANDS.values():
-        programs.load(programs.PROGRAMS[command.program].run)
+    for name in COMMANDS:
+        programs.load(programs.PROGRAMS[name].run)
     for name, (program, more) in _MADE.items():
         if name not in names:
             continue
@@ -187,7 +184,7 @@ def make(made: Path, names: Iterable[str] = (*_MADE, "contexts")) -> None:
 
 def _done(name: str, work: Callable[[], object]) -> None:
     """Do work in a child, and import here what it did, once for all children to come."""
-    ended = in_child(lambda: work() or {"modules": sorted(sys.modules)}, seconds=300)
+    ended = Child(lambda: work() or {"modules": sorted(sys.modules)}).wait(300)
     if ended.code != 0:
         raise RuntimeError(f"{name} ended with {ended.code}: {ended.error[-2000:]}")
     for module in (ended.value or {}).get("modules", ()):

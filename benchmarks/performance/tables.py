@@ -24,11 +24,9 @@ class Table:
 
     def markdown(self) -> str:
         """With numbers to the right."""
-        marks = ["---" if place < self.names else "--:" for place in range(len(self.headings))]
-        lines = [self.headings, *([marks]), *self.rows]
-        lead, rule, *rest = lines
-        text = [f"| {' | '.join(lead)} |", f"|{'|'.join(rule)}|"]
-        return "\n".join(text + [f"| {' | '.join(row)} |" for row in rest])
+        numbers = len(self.headings) - self.names
+        head, *rows = (f"| {' | '.join(row)} |" for row in (self.headings, *self.rows))
+        return "\n".join([head, f"|{self.names * '---|'}{numbers * '--:|'}", *rows])
 
 
 def number(value: float | None) -> str:
@@ -43,11 +41,6 @@ def number(value: float | None) -> str:
 def milliseconds(seconds: float) -> str:
     """Of seconds."""
     return number(1000 * seconds)
-
-
-def percent(share: float) -> str:
-    """Of a share."""
-    return number(100 * share)
 
 
 def scoring(report: Report) -> list[Table]:
@@ -77,7 +70,7 @@ def scoring(report: Report) -> list[Table]:
 def _share(row: Row | None, clock: str) -> str:
     if row is None:
         return NONE
-    return percent(row[clock]) + "†" * row["by_difference"]
+    return number(100 * row[clock]) + "†" * row["by_difference"]
 
 
 def labels(report: Report) -> list[Table]:
