@@ -11,6 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from recipes.real_models import pages
+
 ROOT = Path(__file__).parents[2]
 PAGES, NUMBERS = ROOT / "docs/results", ROOT / "benchmarks/results"
 CELL = re.compile(r"(-?[\d.]+)(?: \((-?[\d.]+) to (-?[\d.]+)\))?")
@@ -74,11 +76,11 @@ ROWS = {
 
 
 @cache
-def _table(page, number, marks="*`"):
+def _table(page, number):
     """Cells of a page's table, without marks: heading, then rows."""
     text = (PAGES / page).read_text(encoding="utf-8")
     table = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)[number]
-    lines = table.translate(dict.fromkeys(map(ord, marks))).splitlines()
+    lines = table.translate(dict.fromkeys(map(ord, "*`"))).splitlines()
     first, _, *rows = ([cell.strip() for cell in line[1:-1].split("|")] for line in lines)
     return first, rows
 
@@ -220,35 +222,11 @@ def test_answers_from_an_fp8_cache():
             _check_rounded(cell, [Decimal(row[of + end]) for end in ("", "_low", "_high")])
 
 
-SMOLLM2 = {
-    "full cache": "full", "kvp+ada": "kvp+ada", "kvp+global": "kvp+global",
-    "KVzip+global": "kvzip+global", "ContrastKV+global": "contrastkv(beta=0)+global",
-    "H2O+global": "h2o+global", "KeyDiff+ada": "keydiff+ada", "recency": "streaming_llm",
-}  # fmt: skip
-
-
-def _check_of_smollm2(cell, label, results, protocol, budget, digits):
-    """One has another setting of SnapKV for text; a star marks a difference."""
-    snapkv = "snapkv(kernel=31)+ada" if results == "fresh" else "snapkv(window=64)+ada"
-    method = SMOLLM2.get(label.partition(",")[0], snapkv)
-    rows = pd.read_csv(NUMBERS / "smollm2/overall.csv", keep_default_na=False)
-    rows = rows[(rows["results"] == results) & (rows["protocol"] == protocol)]
-    at = rows["budget"] == ("full" if method == "full" else budget)
-    (row,) = rows[at & (rows["method"] == method)].to_dict("records")
-    mean, low, high = (f"{float(row[name]):.{digits}f}" for name in ("estimate", "low", "high"))
-    assert cell == f"{mean} ({low} to {high})" + "*" * (row["differs"] == "yes"), (label, results)
-
-
-def test_answers_and_perplexity_of_the_first_model():
-    (_, _, *budgets), rows = _table("smollm2.md", 0, "`")
-    for question, label, *cells in rows:
-        protocol = {"seen": "query_aware", "not seen": "query_agnostic"}[question]
-        results = "references" if label.startswith("recency") else "fresh"
-        for budget, cell in zip(budgets, cells, strict=True):
-            _check_of_smollm2(cell, label, results, protocol, budget, 0)
-    for label, *cells in _table("smollm2.md", 1, "`")[1]:
-        for text, cell in zip(("wiki", "novels", "news"), cells, strict=True):
-            _check_of_smollm2(cell, label, f"text-{text}", "query_agnostic", "12.5%", 2)
+def test_tables_of_the_first_model_are_those_of_its_recipe(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = pages.PAGE.read_text(encoding="utf-8")
+    for table in (pages.kept(), pages.texts()):
+        assert "\n".join(table) in text
 
 
 def test_minutes_on_the_card_are_those_of_the_recipe():

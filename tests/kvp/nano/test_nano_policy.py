@@ -3,7 +3,6 @@
 import re
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -19,12 +18,6 @@ from kvp.hf.model_access import model_identity
 from kvp.nano import path
 from kvp.program.names import SMOLLM2
 from policies.sources import BUNDLED
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _elsewhere(tmp_path_factory):
-    """Nothing in the working folder is called nano."""
-    assert not Path("nano").exists()
 
 
 def test_is_of_the_bundled_model_as_it_is_now():
