@@ -20,7 +20,6 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -30,29 +29,14 @@ COPIED = ("kvp", "policies", "trace_collect", "train", "eval", "tests", "configs
 CANNOT_RUN = re.compile(r"\b(Syntax|Indentation|Name|UnboundLocal|Import|ModuleNotFound)Error: ")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mutation:
-    """One changed line."""
-
-    name: str
-    file: str
-    before: str
-    """Text that occurs exactly once in the file."""
-    after: str
-    tests: str
-    """Paths handed to pytest."""
-
-
 def main() -> int:
     """Apply every mutation in turn and print whether its tests fail."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("names", nargs="*", help="mutations to try, all by default")
     names = parser.parse_args().names
-    entries = tomllib.loads(TABLE.read_text())["mutation"]
-    mutations = [
-        m for m in (Mutation(**entry) for entry in entries) if m.name in (names or [m.name])
-    ]
-    if unknown := set(names) - {mutation.name for mutation in mutations}:
+    table = tomllib.loads(TABLE.read_text())["mutation"]
+    mutations = [mutation for mutation in table if not names or mutation["name"] in names]
+    if unknown := set(names) - {mutation["name"] for mutation in mutations}:
         raise SystemExit(f"{TABLE.name} has no mutation {', '.join(sorted(unknown))}")
     outcomes = Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
@@ -64,29 +48,28 @@ def main() -> int:
                 shutil.copytree(source, copy / part)
             else:
                 shutil.copy(source, copy / part)
-        code, told = _run_tests(sorted({test for m in mutations for test in m.tests.split()}), copy)
+        tests = {test for mutation in mutations for test in mutation["tests"].split()}
+        code, told = _run_tests(sorted(tests), copy)
         if code != 0:
             raise SystemExit(f"the tests fail without a mutation\n{told}")
         for mutation in mutations:
             outcome = _outcome(mutation, copy)
             outcomes[outcome] += 1
-            print(f"{outcome:8}  {mutation.name}", flush=True)
+            print(f"{outcome:8}  {mutation['name']}", flush=True)
     print(", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()))
     return 0 if set(outcomes) == {"killed"} else 1
 
 
-def _outcome(mutation: Mutation, copy: Path) -> str:
+def _outcome(mutation: dict[str, str], copy: Path) -> str:
     """`killed`, `SURVIVED` or `INVALID` on the changed copy, which is restored afterwards."""
-    path = copy / mutation.file
+    name, file, before = mutation["name"], mutation["file"], mutation["before"]
+    path = copy / file
     text = path.read_text()
-    if text.count(mutation.before) != 1:
-        raise SystemExit(
-            f"{mutation.name}: {mutation.before!r} occurs {text.count(mutation.before)} times in "
-            f"{mutation.file}; correct {TABLE.name}"
-        )
-    path.write_text(text.replace(mutation.before, mutation.after))
+    if (count := text.count(before)) != 1:
+        raise SystemExit(f"{name}: {before!r} occurs {count} times in {file}; correct {TABLE.name}")
+    path.write_text(text.replace(before, mutation["after"]))
     try:
-        code, told = _run_tests(mutation.tests.split(), copy)
+        code, told = _run_tests(mutation["tests"].split(), copy)
     finally:
         path.write_text(text)
     if code == 0:
@@ -94,7 +77,7 @@ def _outcome(mutation: Mutation, copy: Path) -> str:
     if CANNOT_RUN.search(told):
         return "INVALID"
     if code != 1:  # no test ran, or the command is wrong
-        raise SystemExit(f"{mutation.name}: pytest ended with {code}\n{told}")
+        raise SystemExit(f"{name}: pytest ended with {code}\n{told}")
     return "killed"
 
 

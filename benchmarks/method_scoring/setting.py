@@ -57,18 +57,13 @@ def prefill(model: PreTrainedModel, ids: Tensor) -> Any:  # noqa: ANN401 - a mod
     return model(ids, past_key_values=DynamicCache(), use_cache=True, logits_to_keep=1)
 
 
-def geometry_of(model: PreTrainedModel) -> Geometry:
-    """Heads of the model."""
+def learned(model: PreTrainedModel) -> LearnedScorer:
+    """A policy of random weights with networks as large as those of the bundled policy."""
     config = model.config
-    return Geometry(
+    geometry = Geometry(
         layers=config.num_hidden_layers, query_heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads, head_dim=HEAD_DIM,
     )  # fmt: skip
-
-
-def learned(model: PreTrainedModel) -> LearnedScorer:
-    """A policy of random weights with networks as large as those of the bundled policy."""
-    geometry = geometry_of(model)
     spec = replace(load_policy("nano").rankers.spec, head_dim=HEAD_DIM)
     rankers = HeadRankers(spec, geometry.total_kv_heads, torch.Generator().manual_seed(0))
     rankers = rankers.requires_grad_(False).to(model.device)
