@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.measuring import options, rows_of, write_report
@@ -101,12 +102,11 @@ def _samples(args: argparse.Namespace, vocabulary: int) -> list[Sample]:
 @torch.inference_mode()
 def _prefilled(model: PreTrainedModel, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Any]:
     """Next tokens [B, 1], mask [B, T] and cache of prompts that are padded on the left."""
-    longest = max(len(sample.token_ids) for sample in samples)
-    ids = torch.zeros(len(samples), longest, dtype=torch.long, device=model.device)
-    mask = torch.zeros_like(ids)
-    for row, sample in enumerate(samples):
-        ids[row, longest - len(sample.token_ids) :] = ids.new_tensor(sample.token_ids)
-        mask[row, longest - len(sample.token_ids) :] = 1
+    rows = [torch.tensor(sample.token_ids, device=model.device) for sample in samples]
+    ids, mask = (
+        pad_sequence(part, batch_first=True, padding_side="left")
+        for part in (rows, [torch.ones_like(row) for row in rows])
+    )
     model.set_attn_implementation("sdpa")
     cache = DynamicCache(config=model.config)
     positions = (mask.cumsum(1) - 1).clamp_min(0)

@@ -20,7 +20,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
-import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 hypothesis.settings.register_profile("kvp", deadline=None)  # machines are busy
 hypothesis.settings.load_profile("kvp")
@@ -282,11 +282,10 @@ def left_padded():
     """Token ids [B, T] of rows [T or fewer], and their mask."""
 
     def pad(rows):
-        width = max(len(row) for row in rows)
-        pads = [width - len(row) for row in rows]
-        ids = [F.pad(row, (pad, 0)) for row, pad in zip(rows, pads, strict=True)]
-        mask = (torch.arange(width) >= torch.tensor(pads)[:, None]).long()
-        return torch.stack(ids), mask
+        return (
+            pad_sequence(part, batch_first=True, padding_side="left")
+            for part in (rows, [torch.ones_like(row) for row in rows])
+        )
 
     return pad
 
