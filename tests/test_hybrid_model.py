@@ -57,11 +57,6 @@ def folder(tmp_path_factory):
     return root
 
 
-def records(path):
-    """Lines of a JSONL file."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def test_traces_and_policies_are_of_the_layers_that_see_everything(folder):
     reader = TraceReader(folder / "traces")
     assert list(reader.geometry.model_layers) == EVICTED
@@ -73,7 +68,8 @@ def test_traces_and_policies_are_of_the_layers_that_see_everything(folder):
 
 
 def test_budgets_and_bytes_are_of_the_layers_that_see_everything(folder):
-    rows = records(folder / "results" / "rows.jsonl")
+    lines = (folder / "results" / "rows.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
     assert {row["method"] for row in rows} >= {"full", "kvp", "snapkv", "kvzip", "oracle"}
     for row in rows:
         tokens = row["kept_tokens"] * len(EVICTED) * 2  # KV heads
