@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -148,7 +148,7 @@ def cluster(tmp_path_factory):
             try:
                 holder.wait(60)
             except subprocess.TimeoutExpired:
-                holder.send_signal(signal.SIGKILL)
+                holder.kill()
                 holder.wait()
 
 
@@ -179,32 +179,24 @@ def end_or_again(end):
     return wait
 
 
-@contextmanager
-def _one_thread():
-    """As in the workers: exact comparisons need equal numbers of threads."""
+def _alone(program, flags, out):
+    """What one process makes, with one thread as the workers: exact comparisons need that."""
+    from kvp.program.table import run_program
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    assert run_program(program, [*flags, "--out", str(out)]) == 0
     torch.set_num_threads(threads)
+    return out
 
 
 @pytest.fixture(scope="session")
 def whole_store(tmp_path_factory):
     """What one process collects."""
-    from kvp.program.table import collect as main
-
-    store = tmp_path_factory.mktemp("alone") / "store"
-    with _one_thread():
-        assert main([*COLLECT, "--out", str(store)]) == 0
-    return store
+    return _alone("collect", COLLECT, tmp_path_factory.mktemp("alone") / "store")
 
 
 @pytest.fixture(scope="session")
 def whole_results(tmp_path_factory):
     """What one process evaluates."""
-    from kvp.program.table import evaluate as main
-
-    out = tmp_path_factory.mktemp("alone") / "results"
-    with _one_thread():
-        assert main([*EVALUATE, "--out", str(out)]) == 0
-    return out
+    return _alone("eval", EVALUATE, tmp_path_factory.mktemp("alone") / "results")

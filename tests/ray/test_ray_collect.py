@@ -15,14 +15,8 @@ SEQUENCES = 12
 KILLS, MOST_RUNS = 2, 3
 
 
-@pytest.fixture(scope="module")
-def whole(whole_store):
-    """What one process collects."""
-    return TraceReader(whole_store)
-
-
 def test_workers_killed_at_random_moments_are_replaced(
-    cluster, end_or_again, whole, tmp_path, assert_same_store
+    cluster, end_or_again, whole_store, tmp_path, assert_same_store
 ):
     draw, kills = random.Random(0), list[int]()
     for number in range(MOST_RUNS):
@@ -31,7 +25,7 @@ def test_workers_killed_at_random_moments_are_replaced(
         kills += cluster.kill_workers(program, partial(_committed, store), draw)
         code, errors = end_or_again(program, partial(cluster.collect, store))
         assert code == 0, errors
-        assert_same_store(store, whole)
+        assert_same_store(store, TraceReader(whole_store))
         if len(kills) >= KILLS:
             break
     assert len(kills) >= KILLS
@@ -43,7 +37,7 @@ def _committed(store):
 
 
 def test_ctrl_c_ends_in_one_line_and_the_command_continues(
-    cluster, end, whole, tmp_path, assert_same_store
+    cluster, end, whole_store, tmp_path, assert_same_store
 ):
     store = tmp_path / "store"
     program = cluster.collect(store)
@@ -65,7 +59,7 @@ def test_ctrl_c_ends_in_one_line_and_the_command_continues(
     begun = said if errors is first else said[:2]
     assert begun == ["making the prompts ...", "starting 2 workers of Ray ..."]
     assert "--engine=ray" in TraceReader(store).manifest["command"]
-    assert_same_store(store, whole)
+    assert_same_store(store, TraceReader(whole_store))
     # Again: nothing is missing, and no worker is started.
     code, _, errors = end(cluster.collect(store))
     assert code == 0, errors
