@@ -17,7 +17,7 @@ QUICK_HF := tests/kvp/hf/test_attention.py
 SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py tests/test_extending.py tests/test_walks.py \
 	tests/trace_collect/test_run.py \
 	tests/trace_collect/test_dry_run.py tests/trace_collect/test_refused.py \
-	tests/train/test_resume.py tests/train/test_run.py tests/train/data/test_model_traces.py \
+	tests/train/test_resume.py tests/train/test_run.py \
 	tests/train/test_head_shards.py tests/train/learning/test_calibration.py tests/eval/test_run.py \
 	tests/eval/evolve/test_run.py tests/eval/tune/test_run.py tests/eval/report \
 	tests/kvp/artifacts/test_damage.py \

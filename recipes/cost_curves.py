@@ -33,7 +33,6 @@ def stored_prefill(trace: Trace, prefix_length: int) -> Prefill:
     """The prefill of a trace up to a compression point, as if the model had just run over it."""
     again = trace.record.fed_again(prefix_length)
     tokens = prefix_length + again
-    assert trace.queries is not None
     return Prefill(
         keys=tuple(layer[None, :, :tokens] for layer in trace.keys),  # [1, H, T, D]
         values=tuple(layer[None, :, :tokens] for layer in trace.values),
@@ -49,7 +48,6 @@ def lost(
     scorer: Scorer, trace: Trace, prefix_length: int, protection: Protection
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Importance [L, H, N] of the first N tokens, and what every budget loses, [L, H, N + 1]."""
-    assert trace.queries is not None
     importance = future_attention(trace.queries, trace.keys, prefix_length=prefix_length)
     future, prompt = [layer[None] for layer in importance], stored_prefill(trace, prefix_length)
     scored = [

@@ -444,8 +444,7 @@ def make_trace():
         queries, keys = noise(*heads, size.group, tokens), noise(*heads, tokens)
         return Trace(
             record=SequenceRecord(index=index, **facts | changes),
-            queries=queries if plan.store_queries else None, keys=keys,
-            values=noise(*heads, tokens),
+            queries=queries, keys=keys, values=noise(*heads, tokens),
         )  # fmt: skip
 
     return build

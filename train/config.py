@@ -8,21 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.program.names import NO_TRACES
-from kvp.program.settings import (
-    AnswerConfig,
-    Bounds,
-    DataConfig,
-    DryRunConfig,
-    Group,
-    MemoryConfig,
-    ModelConfig,
-    RunConfig,
-)
+from kvp.program.settings import Bounds, Group, MemoryConfig, RunConfig
 from train.recipe import (
     PRESETS,
     ContextSettings,
@@ -70,49 +61,25 @@ class ValidationConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnlineConfig(Group):
-    """Online collection."""
-
-    validation_sequences: int = 40
-    """Sequences of the validation split. Those of the training split are --sequences, 100 where it
-    names no number; each runs through the model once, and all stay in RAM."""
-
-    MINIMUMS: ClassVar[Bounds] = {"validation_sequences": 1}
-
-
-_ONLINE_GROUPS = (ModelConfig, DataConfig, AnswerConfig, OnlineConfig)
-"""Settings that a trace store does not need."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainConfig(
     RunConfig,
     ComputeConfig,
     MemoryConfig,
-    DryRunConfig,
     ValidationConfig,
     ObjectiveSettings,
     RankerSettings,
     OptimizerSettings,
     ContextSettings,
-    ModelConfig,
-    DataConfig,
-    AnswerConfig,
-    OnlineConfig,
 ):
     """Inputs and outputs of a training.
 
-    Train one ranker per KV head, from a trace store or a model, and write a policy directory.
+    Train one ranker per KV head from a trace store, and write a policy directory.
     """
 
-    out: str = ""
-    """What is written. A policy directory, needed but for --dry_run; an unfinished run of the same
-    settings is continued."""
-    source: Literal["traces", "model"] = "traces"
-    """Where traces come from: a store, or a model that runs first and leaves none on disk (its
-    settings: Model, Data, Answers and Online collection)."""
-    traces: str | None = None
-    """Trace store written by kvp collect. Required with --source traces."""
+    traces: str
+    """Trace store written by kvp collect."""
+    out: str
+    """What is written. A policy directory; an unfinished run of the same settings is continued."""
     preset: PresetName = "fourier"
     """Recipe that the settings of ranker, objective, optimizer and contexts start from."""
 
@@ -138,24 +105,6 @@ class TrainConfig(
             start, colon, stop = self.heads.partition(":")
             if not (colon and start.isdecimal() and stop.isdecimal() and int(start) < int(stop)):
                 raise ValueError(f"--heads must be START:STOP, as in 0:56, got {self.heads}")
-        self._check_source()
-
-    def _check_source(self) -> None:
-        if self.source == "traces":
-            for field in (field for group in _ONLINE_GROUPS for field in fields(group)):
-                if getattr(self, field.name) != field.default:
-                    raise ValueError(f"--{field.name} needs --source model")
-            if self.traces is None:
-                raise ValueError("--traces is missing: name a trace store, or use --source model")
-            if self.dry_run:
-                raise ValueError("--dry_run needs --source model")
-        elif self.traces is not None:
-            raise ValueError("--traces cannot be used with --source model")
-
-    @property
-    def max_tokens(self) -> int:
-        """Longest sequence of --source model, tokens."""
-        return self.length + self.max_new_tokens
 
     def heads_of(self, geometry: Geometry) -> range:
         """KV heads that are trained, by default all; UsageError where the model has fewer."""

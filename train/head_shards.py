@@ -16,7 +16,6 @@ from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.manifest import differences
 from kvp.errors import PolicyError, UsageError
-from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import device_of_rank
 from kvp.program.names import split_list
 from kvp.program.settings import Rank, rank_of
@@ -36,16 +35,12 @@ def own_heads(config: TrainConfig) -> TrainConfig:
     """The settings with the heads, the folder and the device of this process.
 
     A process that is alone trains all heads, in `--out` itself. Raises UsageError where there are
-    more processes than heads, and what the store or the model's configuration raise.
+    more processes than heads, and what the store raises.
     """
     rank = rank_of(None, None)
     if not rank.shared:
         return replace(config, heads=None)
-    if config.traces is not None:
-        geometry = load_metadata(place(config.traces))[1].geometry
-    else:
-        geometry = geometry_of(load_config(config.model, revision=config.revision))
-    heads = heads_of(rank, geometry.total_kv_heads)
+    heads = heads_of(rank, load_metadata(place(config.traces))[1].geometry.total_kv_heads)
     return replace(
         config,
         heads=f"{heads.start}:{heads.stop}",

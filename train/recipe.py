@@ -68,9 +68,6 @@ SortLossName = Literal["ranks", "cost"]
 OptimizerName = Literal["adamw", "muon"]
 KeyFrame = Literal["stored", "end"]
 
-AUTO = "auto"
-"""All of `INPUTS`, without recent where the traces hold no queries."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class RankerSettings(Group):
@@ -78,10 +75,9 @@ class RankerSettings(Group):
 
     hidden: int = 64
     """Width of the ranker's hidden layers."""
-    inputs: str = AUTO
+    inputs: str = ",".join(INPUTS)
     """Inputs of the ranker per token, comma separated, some of key, value, position, distance and
-    recent (what the last 32 queries attend to; traces must hold queries). auto: all of them, recent
-    where the traces hold queries. paper has neither distance nor recent."""
+    recent (what the last 32 queries attend to). paper has neither distance nor recent."""
     neighbours: int = 31
     """Tokens on either side of a token that add to its score; 0 scores every token by itself."""
     key_frame: KeyFrame = "end"
@@ -206,9 +202,7 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
             raise ValueError("--contexts times --permutations must be at least 2 (leave-one-out)")
         inputs = self.input_list
         if not inputs or set(inputs) - set(INPUTS):
-            raise ValueError(
-                f"--inputs must be auto or some of {','.join(INPUTS)}, got {self.inputs!r}"
-            )
+            raise ValueError(f"--inputs must be some of {','.join(INPUTS)}, got {self.inputs!r}")
         if self.architecture == "paper":
             chosen = {
                 "inputs": inputs != TOKEN_INPUTS,
@@ -222,7 +216,7 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
     @property
     def input_list(self) -> tuple[str, ...]:
         """Names of the inputs, in the order of `INPUTS`; unknown ones last."""
-        named = INPUTS if self.inputs == AUTO else split_list(self.inputs)
+        named = split_list(self.inputs)
         return (
             *(name for name in INPUTS if name in named),
             *(name for name in named if name not in INPUTS),
@@ -230,19 +224,8 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
 
     @property
     def reads_queries(self) -> bool:
-        """Whether rankers read the last queries; `auto` where it can."""
+        """Whether rankers read the last queries."""
         return "recent" in self.input_list
-
-    @property
-    def needs_queries(self) -> bool:
-        """Whether traces without queries are refused."""
-        return self.reads_queries and self.inputs != AUTO
-
-    def for_traces(self, *, queries: bool) -> Recipe:
-        """The recipe with its inputs named, for traces that hold queries or not."""
-        if self.inputs != AUTO:
-            return self
-        return replace(self, inputs=",".join(INPUTS if queries else TOKEN_INPUTS))
 
     @property
     def warmup(self) -> int:

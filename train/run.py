@@ -22,14 +22,14 @@ from train.training import RankerTraining, train_rankers
 
 
 def run(config: TrainConfig) -> None:
-    """Train from the source `config.source` and write the policy directory `config.out`.
+    """Train from the store `config.traces` and write the policy directory `config.out`.
 
     Raises StoreError where the store cannot be trained on, UsageError where a flag cannot work, the
     loss is not finite, or a launcher started several processes without `--heads`.
     """
     recipe, started = config.recipe(), os.environ.get("WORLD_SIZE", "")
     if config.heads == AUTO_HEADS:
-        from train.head_shards import own_heads  # brings transformers, which stores do not need
+        from train.head_shards import own_heads  # brings transformers
 
         config = own_heads(config)
     elif config.heads is None and started.isdecimal() and int(started) > 1:
@@ -37,11 +37,6 @@ def run(config: TrainConfig) -> None:
             f"WORLD_SIZE is {started}, but a run is one process: give --heads auto, so that every "
             "process trains its share of the KV heads, then kvp merge"
         )
-    if config.dry_run:
-        from train.data.model_traces import print_memory  # brings transformers
-
-        print_memory(config, recipe)
-        return
     job = prepare(config, recipe)
     if job.target.is_finished():
         job.target.finish()

@@ -1,7 +1,6 @@
 """Sources of `--data`: tasks in turn, generated dialogues, rows of a file or data set, mixtures.
 
-A mixture is `ruler:0.5,chat:0.3,notes.jsonl:0.2`. Collection and training from a running model
-share `plan_collection`, so that the same flags give the same prompts.
+A mixture is `ruler:0.5,chat:0.3,notes.jsonl:0.2`.
 """
 
 from __future__ import annotations

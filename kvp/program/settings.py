@@ -159,9 +159,9 @@ class DataConfig(TaskConfig):
 
     data: str = "ruler"
     """Rows of your own: a file, a folder or a hub data set (`NAME` or `NAME:CONFIGURATION`), see
-    docs/data.md. kvp collect and kvp train also take `ruler` and `chat` (generated prompts), and
-    mixtures (`ruler:0.5,chat:0.3,FILE:0.2`); kvp eval, kvp tune and kvp evolve read it for the
-    task `data` and for benchmarks."""
+    docs/data.md. kvp collect also takes `ruler` and `chat` (generated prompts), and mixtures
+    (`ruler:0.5,chat:0.3,FILE:0.2`); kvp eval, kvp tune and kvp evolve read it for the task `data`
+    and for benchmarks."""
     tree_paths: Literal["best", "all"] = "best"
     """Threads of a message tree that become dialogues: `best` (the best-ranked one, so that no text
     is used twice) or `all`. A chat has at most one of a tree."""

@@ -58,14 +58,12 @@ PROGRAMS = {
     "train": Program(
         "train.config:TrainConfig",
         "train.run:run",
-        "Train one eviction ranker per KV head. It learns from a trace store, or (--source model) "
-        "from what a running model shows, and becomes a policy directory. An interrupted command "
-        "continues where it was. Settings of ranker, objective, optimizer and contexts come from "
-        "--preset, whose values --help shows.",
+        "Train one eviction ranker per KV head. It learns from a trace store and becomes a policy "
+        "directory. An interrupted command continues where it was. Settings of ranker, objective, "
+        "optimizer and contexts come from --preset, whose values --help shows.",
         (
             "kvp train --traces runs/traces --out runs/policies",
-            "kvp train --source model --model Qwen/Qwen2.5-7B-Instruct --length 4096 "
-            "--dtype bfloat16 --device cuda --out policies/qwen",
+            "kvp train --traces traces/qwen --device cuda --out policies/qwen",
         ),
     ),
     "eval": Program(

@@ -25,9 +25,6 @@ class TraceReader:
     [L, H, ...] below is [1, a, ...] then, while the plan stays that of the model.
     """
 
-    in_memory = False
-    """Nothing is remembered between reads; other sources of traces may hold them in RAM."""
-
     def __init__(self, path: str | Place, *, heads: slice | None = None) -> None:
         self.path = place(path)
         self._heads = heads
@@ -81,11 +78,6 @@ class TraceReader:
             stored = ", ".join(self.plan.labels) or "no labels"
             raise StoreError(f"{self.path} holds no label {name!r} (it holds {stored})")
         return self._read(label_array(name), index)
-
-    def importance(
-        self, label: str, index: int, prefix_length: int, stop: int | None = None
-    ) -> None:
-        """None: stores keep queries, not importance in their place (`train.data.model_traces`)."""
 
     def output_gram(self) -> Tensor | None:
         """Gram matrices of the model's output projection, [L, H, D, D] float32; None where unknown.

@@ -36,8 +36,6 @@ DTYPES: dict[str, tuple[torch.dtype, str]] = {
 """Name of a trace dtype -> (torch dtype, stored zarr dtype)."""
 READING = 0.2
 """Weight of queries that write no reply in `max_reply_attention`; those that do have 1."""
-StoreKind = Literal["qkv", "kv"]
-"""Tensors kept, by the letters of their arrays: queries, keys and values, or no queries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +105,8 @@ class Trace:
     """One sequence: its record and its unpadded tensors, in the store's dtype."""
 
     record: SequenceRecord
-    queries: Tensor | None
-    """[L, H, G, T, D] queries after RoPE; None in memory where they are not kept."""
+    queries: Tensor
+    """[L, H, G, T, D] queries after RoPE."""
     keys: Tensor
     """[L, H, T, D] keys after RoPE."""
     values: Tensor
@@ -138,15 +136,10 @@ class StorePlan:
     """Longest sequence the store can hold, tokens."""
     sequences: int
     """Planned sequences."""
-    store: StoreKind = "qkv"
-    """Tensors kept; labels are computed from queries, which are most of the bytes."""
+    store: Literal["qkv"] = "qkv"
+    """Tensors kept, by the letters of their arrays: queries, keys and values."""
     labels: tuple[str, ...] = ()
     """Labels kept for every sequence, some of `STORED_LABELS`."""
-
-    @property
-    def store_queries(self) -> bool:
-        """Whether queries are kept."""
-        return self.store == "qkv"
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -185,21 +178,18 @@ class StorePlan:
         if not all(int is type(n) and 0 < n < 2**31 for n in (plan.max_tokens, plan.sequences)):
             raise ValueError("no store is of this size")
         known = plan.dtype in DTYPES and set(plan.arrays) <= set(ARRAYS)
-        if not (known and plan.store_queries):
+        if not (known and plan.store == "qkv"):
             raise ValueError("no store holds such arrays")
         return plan
 
 
-def planned_bytes(
-    geometry: Geometry, *, dtype: str, tokens: int, store: StoreKind = "qkv", labels: int = 0
-) -> int:
+def planned_bytes(geometry: Geometry, *, dtype: str, tokens: int, labels: int = 0) -> int:
     """Raw bytes of the tensors of `tokens` tokens (summed over sequences), before compression.
 
     Padding compresses to nothing, so count true lengths; lossless compression then saves about a
     third of bfloat16 and little of float32.
     """
-    vectors = 2 + (geometry.group if store == "qkv" else 0)
-    per_head = geometry.head_dim * vectors * DTYPES[dtype][0].itemsize + 4 * labels
+    per_head = geometry.head_dim * (2 + geometry.group) * DTYPES[dtype][0].itemsize + 4 * labels
     return tokens * geometry.total_kv_heads * per_head
 
 

@@ -123,8 +123,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
     def _checked(self, trace: Trace) -> dict[str, Tensor]:
         record, plan = trace.record, self.plan
         labels = {label_array(name): label for name, label in trace.labels.items()}
-        given = {"q": trace.queries, "k": trace.keys, "v": trace.values, **labels}
-        tensors = {array: tensor for array, tensor in given.items() if tensor is not None}
+        tensors = {"q": trace.queries, "k": trace.keys, "v": trace.values, **labels}
         if set(tensors) != set(plan.arrays):
             raise ValueError(f"a trace carries what its store keeps: {plan.arrays}")
         for array, tensor in tensors.items():

@@ -6,7 +6,7 @@ import pytest
 
 from kvp.artifacts.addresses import files_below, opened, place
 from kvp.errors import KvpError
-from kvp.program.table import run_program, train
+from kvp.program.table import collect, run_program, train
 from kvp.store import TraceReader, TraceWriter
 
 
@@ -100,6 +100,6 @@ def test_addresses_that_cannot_be(faults, through_proxy, capsys):
     faults.reset()
     assert "write s3://bucket/folder" in refused("s3://")
     assert "is no address that kvp knows (s3://, gs://)" in refused("az://a/b")
-    assert train(["--traces", "s3://bucket/x", "--out", "p", "--essays", "s3://bucket/y"]) == 2
+    assert collect(["--out", "s3://bucket/x", "--essays", "s3://bucket/y"]) == 2
     assert "--essays cannot lie in an object store" in capsys.readouterr().err
     assert place("runs/s3:/x") == Path("runs/s3:/x")

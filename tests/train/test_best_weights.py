@@ -57,7 +57,7 @@ def test_the_exported_file_holds_every_head_s_best_average(store, tmp_path, monk
 def test_validation_evaluates_the_averaged_weights(store):
     reader = TraceReader(store)
     source = ContextSource(reader, memory_bytes=10**7)
-    recipe = replace(FOURIER.for_traces(queries=False), hidden=8)
+    recipe = replace(FOURIER, inputs="key,value,position,distance", hidden=8)
     records = reader.records("train")
     first, other = (random_rankers(recipe, reader, records, range(4), seed) for seed in (0, 1))
     module = RankerTraining(first, recipe, source, records, seed=0)

@@ -53,16 +53,6 @@ def test_short_runs_warm_up_for_at_most_a_fifth():
     assert TrainConfig(traces="t", out="o", steps=1).recipe().warmup == 0
 
 
-def test_by_default_rankers_read_recent_queries_where_traces_hold_them():
-    recipe = TrainConfig(traces="t", out="o").recipe()
-    assert not recipe.needs_queries
-    assert recipe.for_traces(queries=True).inputs == "key,value,position,distance,recent"
-    assert recipe.for_traces(queries=False).inputs == "key,value,position,distance"
-    named = TrainConfig(traces="t", out="o", inputs="key,recent").recipe()
-    assert named.needs_queries
-    assert named.for_traces(queries=True) == named
-
-
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -81,8 +71,8 @@ def test_by_default_rankers_read_recent_queries_where_traces_hold_them():
         ("--label kvzipe", "--label 'kvzipe' is unknown (did you mean kvzip?)"),
         ("--objective rloo_batch --contexts 1 --permutations 1", "--contexts times --permutations"),
         ("--compress_prompt 0 --compress_context 0 --compress_uniform 0", "cannot all be 0"),
-        ("--inputs key,query", "--inputs must be auto or some of key,value,position,distance"),
-        ("--inputs=,", "--inputs must be auto or some of"),
+        ("--inputs key,query", "--inputs must be some of key,value,position,distance"),
+        ("--inputs=,", "--inputs must be some of"),
         ("--preset paper --inputs key", "--inputs cannot be chosen"),
     ],
 )

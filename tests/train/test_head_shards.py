@@ -131,9 +131,10 @@ def test_shards_that_make_no_policy_are_one_line(given, message, shards, store, 
         ({"heads": "0:9"}, "--heads 0:9: the model has 4 KV heads"),
         ({"heads": "3"}, "--heads must be START:STOP"),
         ({"heads": "3:3"}, "--heads must be START:STOP"),
+        ({"device": "cuda:99"}, "--device cuda:99 does not exist here"),
     ],
 )
-def test_heads_that_cannot_be_trained_alone(settings, message, store, tmp_path, capsys):
+def test_heads_and_devices_that_cannot_be(settings, message, store, tmp_path, capsys):
     assert train(flags(store, tmp_path / "policy", **settings)) == 2
     (error,) = capsys.readouterr().err.splitlines()
     assert message in error
@@ -166,8 +167,6 @@ def test_the_settings_of_one_process(store, tmp_path):
     config = TrainConfig(heads="auto", out=str(tmp_path / "out"), traces=str(store))
     own = own_heads(config)
     assert (own.heads, own.out) == ("1:2", str(tmp_path / "out" / "heads-1-2"))
-    model = own_heads(TrainConfig(heads="auto", out="o", source="model", model="nano"))
-    assert model.heads == "6:13"
     with pytest.raises(StoreError, match="is not a trace store"):
         own_heads(TrainConfig(heads="auto", out="o", traces=str(tmp_path)))
 

@@ -6,7 +6,6 @@ import torch
 
 from kvp.geometry import Geometry
 from kvp.program.table import train as main
-from kvp.store import TraceReader
 from train.data.contexts import score_together
 from train.job.summary import head_names, print_summary
 from train.learning.validation import HeldOut
@@ -41,18 +40,6 @@ def test_a_loss_that_is_not_finite_ends_the_run(store, tmp_path, monkeypatch, ca
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("kvp train: error: training diverged: the loss of step 1 is nan; lower")
     assert not (tmp_path / "p" / "policy.json").exists()
-
-
-def test_traces_with_nan_train_nothing(store, tmp_path, monkeypatch, capsys):
-    def broken(reader, index):
-        keys, values = whole(reader, index)
-        keys[0, 0, 5, 0] = float("nan")
-        return keys, values
-
-    whole = TraceReader.kv
-    monkeypatch.setattr(TraceReader, "kv", broken)
-    assert train(store, tmp_path / "p") == 2
-    assert "holds NaN or infinite numbers" in capsys.readouterr().err
 
 
 GEOMETRY = Geometry(layers=28, query_heads=4, kv_heads=4, head_dim=8)

@@ -71,12 +71,6 @@ def drawn_points(
         yield _point(record, kinds[kind][int(random.integers(len(kinds[kind])))], recipe)
 
 
-def every_point(record: SequenceRecord, recipe: Recipe) -> list[CompressionPoint]:
-    """All points of a sequence that a step may draw."""
-    points = {point for of_kind in points_by_kind(record, recipe).values() for point in of_kind}
-    return [_point(record, point, recipe) for point in sorted(points)]
-
-
 def noise_seed(seed: int, step: int, index: int) -> int:
     """Seed of the Gumbel noise of one context of one step."""
     return int(_generator(seed, _NOISE, step, index).integers(2**63 - 1))

@@ -1,10 +1,10 @@
 """Contexts a ranker learns from, read from a trace store and cached within a bound of RAM.
 
 A context is a sequence at a compression point: keys and values of the cached tokens of every head,
-and their importance (`train.data.labels`), computed from the stored queries, kept in their place
-(`train.data.model_traces`), or stored as it is. Labels depend on sequence and point
-only, so they are cached while they fit and recomputed afterwards, with the same result. Traces stay
-in their stored dtype and become float32 when a context is made.
+and their importance (`train.data.labels`), computed from the stored queries or stored as it is.
+Labels depend on sequence and point only, so they are cached while they fit and recomputed
+afterwards, with the same result. Traces stay in their stored dtype and become float32 when a
+context is made.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from kvp.errors import StoreError
+from kvp.store import TraceReader
 from policies.ranker import RECENT_QUERIES, HeadRankers, bytes_per_token, recent_features
 from train.data.compression_points import CompressionPoint
 from train.data.labels import EVALUATED, label_of
-from train.data.training_data import Traces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +97,7 @@ class ContextSource:
 
     def __init__(
         self,
-        reader: Traces,
+        reader: TraceReader,
         *,
         memory_bytes: int,
         device: torch.device | None = None,
@@ -107,15 +106,14 @@ class ContextSource:
     ) -> None:
         """Make contexts of `reader` with their `label`, and with `recent` where asked for.
 
-        Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels. Traces
-        that lie in RAM anyway are not cached again.
+        Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels.
         """
         self.traces = reader
-        self._label_name, self._label = label, label_of(label)
+        self._label = label_of(label)
         self._with_recent = recent
         self.device = device or torch.device("cpu")
         self._turn = threading.Lock()
-        self._trace_memory = _Memory(0 if reader.in_memory else memory_bytes * 3 // 4)
+        self._trace_memory = _Memory(memory_bytes * 3 // 4)
         """Keys and values by ("kv", sequence), queries, which new labels alone need, by
         ("queries", sequence)."""
         self._label_memory = _Memory(memory_bytes // 4)
@@ -149,7 +147,6 @@ class ContextSource:
         cached = self._trace_memory.get(("kv", sequence))
         if cached is None:
             cached = self.traces.kv(sequence)
-            _check_finite(sequence, *cached)
             self._trace_memory.put(("kv", sequence), cached)
         keys, values = cached
         return keys, values
@@ -159,8 +156,6 @@ class ContextSource:
         cached = self._trace_memory.get(("queries", sequence))
         if cached is None:
             trace = self.traces.trace(sequence)
-            assert trace.queries is not None, "a store holds queries"
-            _check_finite(sequence, trace.keys, trace.values)
             cached, keys = (trace.queries,), trace.keys
             self._trace_memory.put(("queries", sequence), cached)
             self._trace_memory.put(("kv", sequence), (trace.keys, trace.values))
@@ -175,21 +170,24 @@ class ContextSource:
         """
         cached = self._label_memory.get(point)
         if cached is None:
-            importance, last = self._kept_label(point), []
-            if importance is None or self._with_recent:
+            parts, last = [], []
+            if self._label.stored is not None:
+                stored = self.traces.label(self._label.stored, point.sequence)
+                parts.append(stored[..., : point.prefix_length])
+            if self._label.from_queries is not None or self._with_recent:
                 queries, keys = self._queries_and_keys(point.sequence)
-                record = self.traces.record(point.sequence)
-                if importance is None:
-                    importance = self._label.importance_of(
-                        queries, keys, point.prefix_length, point.stop, record.reply_spans
-                    ).cpu()
+                if self._label.from_queries is not None:
+                    replies = self.traces.record(point.sequence).reply_spans
+                    parts.append(
+                        self._label.importance_of(
+                            queries, keys, point.prefix_length, point.stop, replies
+                        ).cpu()
+                    )
                 if self._with_recent:
                     seen = self._count_seen(point)
                     last = [queries[..., max(0, seen - RECENT_QUERIES) : seen, :].cpu().clone()]
-            if self._label.stored is not None and self._label.from_queries is not None:
-                importance = self._label.add(self._stored_label(point), importance)
+            importance = parts[0] if len(parts) == 1 else self._label.add(*parts)  # [L, H, N]
             cached = (importance.flatten(0, 1), *last)
-            _check_finite(point.sequence, *cached)
             self._label_memory.put(point, cached)
         return cached
 
@@ -203,19 +201,6 @@ class ContextSource:
         queries, seen = last.to(self.device).flatten(1, 2), keys[..., : self._count_seen(point), :]
         features = recent_features(queries, seen)
         return features[..., : point.prefix_length, :].flatten(0, 1)
-
-    def _kept_label(self, point: CompressionPoint) -> Tensor | None:
-        """[L, H, N] float32 on the CPU, None where it is computed from queries."""
-        if self._label.from_queries is None:
-            return self._stored_label(point)
-        return self.traces.importance(
-            self._label_name, point.sequence, point.prefix_length, point.stop
-        )
-
-    def _stored_label(self, point: CompressionPoint) -> Tensor:
-        """[L, H, N] float32 on the CPU."""
-        assert self._label.stored is not None
-        return self.traces.label(self._label.stored, point.sequence)[..., : point.prefix_length]
 
 
 class _Memory:
@@ -237,22 +222,13 @@ class _Memory:
         return self._items.get(key)
 
     def put(self, key: Hashable, item: tuple[Tensor, ...]) -> None:
-        if key in self._items or not self._bound:
+        if key in self._items:
             return
         self._items[key] = item
         self.used += _size(item)
         while self.used > self._bound and len(self._items) > 1:
             _, forgotten = self._items.popitem(last=False)
             self.used -= _size(forgotten)
-
-
-def _check_finite(sequence: int, *tensors: Tensor) -> None:
-    """Raise StoreError where a model's NaN or infinite numbers would train rankers on nothing."""
-    if not all(bool(tensor.isfinite().all()) for tensor in tensors):
-        raise StoreError(
-            f"sequence {sequence} of the traces holds NaN or infinite numbers: the model that was "
-            "traced is broken, or its --dtype too narrow; collect again"
-        )
 
 
 def _size(item: tuple[Tensor, ...]) -> int:

@@ -75,7 +75,7 @@ class Label:
             importance = self.from_queries(*given)
         if (shape := (*keys.shape[:2], prefix_length)) != tuple(importance.shape):
             raise UsageError(f"{what} returned {tuple(importance.shape)}, expected {shape}")
-        if not _finite(importance) and _finite(queries) and _finite(keys):  # else: broken traces
+        if not bool(importance.isfinite().all()):
             raise UsageError(f"{what} returned NaN or infinity")
         if bool((importance < 0).any()):
             raise UsageError(f"{what} returned negative importance")
@@ -86,10 +86,6 @@ class Label:
         """The sum of both parts, [L, H, N] each, with the total of `stored` twice."""
         total = computed.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
         return stored + computed * (stored.sum(-1, keepdim=True) / total)
-
-
-def _finite(tensor: Tensor) -> bool:
-    return bool(tensor.isfinite().all())
 
 
 @cache

@@ -1,10 +1,9 @@
-"""Training data: traces and their sequences, from a store or from a model that runs first."""
+"""Training data: a trace store and the sequences of it that a run uses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,33 +15,21 @@ from kvp.store import SequenceRecord, TraceReader
 from kvp.store.metadata import store_digest
 from train.config import TrainConfig
 from train.data.compression_points import points_by_kind
-from train.data.kept_traces import ModelTraces
 from train.data.labels import label_of
 from train.recipe import Recipe
-
-Traces = TraceReader | ModelTraces
-"""Traces by sequence, of a store or of a model that has run; shapes are those of `TraceReader`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
     """Traces of the heads that are trained, with the sequences to train and to validate on."""
 
-    traces: Traces
+    traces: TraceReader
     identity: dict[str, Any]
     """Identity of the training data, independent of where it is stored; JSON."""
-    sequences_of: Callable[[str], list[SequenceRecord]]
-    """Sequences of the split `train` or `validation`; a model runs over them when it is called."""
-
-    @cached_property
-    def training(self) -> list[SequenceRecord]:
-        """Sequences to draw contexts from."""
-        return self.sequences_of("train")
-
-    @cached_property
-    def validation(self) -> list[SequenceRecord]:
-        """Sequences to validate on."""
-        return self.sequences_of("validation")
+    training: list[SequenceRecord]
+    """Sequences to draw contexts from."""
+    validation: list[SequenceRecord]
+    """Sequences to validate on."""
 
 
 def open_store(config: TrainConfig, recipe: Recipe) -> TrainingData:
@@ -50,7 +37,6 @@ def open_store(config: TrainConfig, recipe: Recipe) -> TrainingData:
 
     Raises StoreError where it is damaged, incomplete or holds nothing to train or validate on.
     """
-    assert config.traces is not None, "checked by the configuration"
     path = place(config.traces)
     reader = TraceReader(path)
     heads = config.heads_of(reader.geometry)
@@ -63,20 +49,23 @@ def open_store(config: TrainConfig, recipe: Recipe) -> TrainingData:
             f"--label {recipe.label}: --traces {path} holds no label {stored}; collect it with "
             f"kvp collect --labels {stored}"
         )
-    records = {split: usable_records(reader, split, recipe) for split in ("train", "validation")}
-    if recipe.sequences > len(records["train"]):
+    training, validation = (
+        usable_records(reader, split, recipe) for split in ("train", "validation")
+    )
+    if recipe.sequences > len(training):
         raise UsageError(
-            f"--sequences {recipe.sequences}: the store has {len(records['train'])} training "
+            f"--sequences {recipe.sequences}: the store has {len(training)} training "
             "sequences that are long enough"
         )
-    records["train"] = records["train"][: recipe.sequences or None]
+    training = training[: recipe.sequences or None]
     identity = {
         "geometry": reader.geometry.to_dict(),
         "store": store_digest(reader.manifest, reader.plan),
-        "sequences": digest_json([entry.to_dict() for part in records.values() for entry in part]),
-        **{split: len(part) for split, part in records.items()},
+        "sequences": digest_json([record.to_dict() for record in (*training, *validation)]),
+        "train": len(training),
+        "validation": len(validation),
     }
-    return TrainingData(traces=reader, identity=identity, sequences_of=records.__getitem__)
+    return TrainingData(traces=reader, identity=identity, training=training, validation=validation)
 
 
 def check_store(reader: TraceReader) -> None:

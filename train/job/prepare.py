@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from kvp.artifacts.addresses import place
+from kvp.store import TraceReader
 from train.config import TrainConfig
 from train.data.compression_points import CompressionPoint, held_out_points
 from train.data.contexts import ContextSource
-from train.data.training_data import Traces, TrainingData, device_of, open_store
+from train.data.training_data import TrainingData, device_of, open_store
 from train.job.run_folder import RunFolder
 from train.learning.initial_rankers import key_frequencies
 from train.recipe import Recipe
@@ -32,7 +33,7 @@ class Job:
     """Contexts that are in use, by label."""
 
     @property
-    def traces(self) -> Traces:
+    def traces(self) -> TraceReader:
         """Traces of the heads that are trained."""
         return self.training_data.traces
 
@@ -66,14 +67,8 @@ def prepare(config: TrainConfig, recipe: Recipe) -> Job:
     """Check everything that can be checked before anything is written."""
     identity = config.identity() | asdict(recipe)
     device = device_of(config.device)
-    if config.source == "model":
-        from train.data.model_traces import open_model  # brings transformers, stores need none
-
-        training_data = open_model(config, recipe, device)
-    else:
-        training_data = open_store(config, recipe)
+    training_data = open_store(config, recipe)
     traces = training_data.traces
-    recipe = recipe.for_traces(queries=traces.plan.store_queries)
     key_frequencies(traces, recipe)  # raises before anything is written
     identity["traces"] = training_data.identity
     return Job(

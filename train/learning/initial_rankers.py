@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from kvp.errors import StoreError
-from kvp.store import SequenceRecord
+from kvp.store import SequenceRecord, TraceReader
 from policies.ranker import HeadRankers, RankerSpec, keys_seen_from_the_end
-from train.data.training_data import Traces
 from train.recipe import Recipe
 
 _SEQUENCES = 64
@@ -21,7 +20,7 @@ _SEQUENCES = 64
 
 
 def random_rankers(
-    recipe: Recipe, traces: Traces, training: Sequence[SequenceRecord], heads: range, seed: int
+    recipe: Recipe, traces: TraceReader, training: Sequence[SequenceRecord], heads: range, seed: int
 ) -> HeadRankers:
     """Random rankers of some heads, the same for a head whichever others train."""
     geometry = traces.geometry
@@ -47,7 +46,7 @@ def random_rankers(
 
 
 def feature_statistics(
-    reader: Traces, records: Sequence[SequenceRecord], spec: RankerSpec
+    reader: TraceReader, records: Sequence[SequenceRecord], spec: RankerSpec
 ) -> dict[str, Tensor]:
     """Mean and standard deviation of every channel over training tokens.
 
@@ -75,7 +74,7 @@ def feature_statistics(
     }
 
 
-def key_frequencies(traces: Traces, recipe: Recipe) -> tuple[float, ...]:
+def key_frequencies(traces: TraceReader, recipe: Recipe) -> tuple[float, ...]:
     """Frequencies that a ranker of `recipe` turns keys with, none where it takes them as stored.
 
     Raises StoreError where the traces do not say how their model rotates keys.

@@ -81,7 +81,7 @@ def test_plain_zarr_reads_it(store, plan, make_trace):
 def test_size_announcement_counts_the_paper_model():
     # 28 layers x (28 + 4 + 4) heads x 128 values x 2 bytes
     assert planned_bytes(QWEN, dtype="bfloat16", tokens=1) == 258_048
-    assert planned_bytes(QWEN, dtype="bfloat16", tokens=10, store="kv") == 573_440
+    assert planned_bytes(QWEN, dtype="bfloat16", tokens=10, labels=2) == 2_589_440
     assert planned_bytes(QWEN, dtype="float32", tokens=1) == 516_096
 
 
@@ -104,5 +104,6 @@ def test_contradictory_records_are_refused(plan, make_trace, field, value, compl
 def test_the_output_projection_is_kept(tmp_path, plan, manifest):
     gram = torch.rand(2, 2, 4, 4, generator=torch.Generator().manual_seed(0))
     TraceWriter.create_or_resume(tmp_path / "store", plan, manifest, gram).close()
-    result = TraceReader(tmp_path / "store").output_gram()
-    assert torch.equal(result, gram)
+    assert torch.equal(TraceReader(tmp_path / "store").output_gram(), gram)
+    part = TraceReader(tmp_path / "store", heads=slice(1, 3)).output_gram()
+    assert torch.equal(part, gram.flatten(0, 1)[1:3][None])

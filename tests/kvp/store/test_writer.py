@@ -43,7 +43,7 @@ def test_traces_that_do_not_fit_are_refused(store, plan, manifest, make_trace):
     bad = {
         r"k of sequence 1 is torch\.float32": replace(trace, keys=trace.keys.float()),
         r"the store takes bfloat16 \[2, 2, 22, 4\]": replace(trace, values=trace.values[:1]),
-        "carries what its store keeps": replace(trace, queries=None),
+        "carries what its store keeps": replace(trace, labels={"kvzip": trace.keys}),
     }
     with TraceWriter.create_or_resume(store, plan, manifest) as writer:
         for complaint, misfit in bad.items():

@@ -9,7 +9,7 @@ from kvp.errors import UsageError
 from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.store import TraceReader
 from kvp.store.schema import reply_windows
-from train.data.compression_points import CompressionPoint, every_point
+from train.data.compression_points import CompressionPoint, held_out_points
 from train.data.contexts import ContextSource
 from train.data.labels import LABELS, Label, label_of
 from train.recipe import FOURIER
@@ -85,9 +85,10 @@ def test_queries_that_write_a_reply_count_in_full(store):
 
 def test_a_window_reaches_the_first_reply(store):
     record = replace(TraceReader(store).record(1), reply_spans=((80, 96),))
-    reply = replace(FOURIER, future_max=4, min_prefix=40, compress_prompt=0, compress_context=0)
+    reply = replace(FOURIER, future_max=4, min_prefix=40)
     near = replace(reply, label="max_future_attention")
-    for plain, extended in zip(every_point(record, near), every_point(record, reply), strict=True):
-        assert plain.prefix_length == extended.prefix_length
-        assert plain.stop == min(plain.prefix_length + 4, 96)
-        assert extended.stop == 96
+    (*plain,), (*extended,) = (
+        held_out_points([record], recipe, limit=2) for recipe in (near, reply)
+    )
+    assert [(point.prefix_length, point.stop) for point in plain] == [(79, 83), (70, 74)]
+    assert [(point.prefix_length, point.stop) for point in extended] == [(79, 96), (70, 96)]
