@@ -1,18 +1,16 @@
-"""Settings of kvp collect and kvp verify, and the checks that need no model. Imports no torch."""
+"""Settings of kvp collect, and the checks that need no model. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
-from kvp.program.names import NO_TRACES, STORED_LABELS, split_list
+from kvp.program.names import STORED_LABELS, split_list
 from kvp.program.settings import (
     AnswerConfig,
     Bounds,
     DataConfig,
     DryRunConfig,
-    Group,
     ModelConfig,
     RunConfig,
     WorkersConfig,
@@ -73,14 +71,3 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
     def max_tokens(self) -> int:
         """Longest sequence, tokens."""
         return self.length + self.max_new_tokens
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyConfig(Group):
-    """Verify."""
-
-    traces: str = field(kw_only=False)
-    """Trace store written by kvp collect. In a folder or at an address."""
-
-    ADDRESSES: ClassVar[tuple[str, ...]] = ("traces",)
-    FOLDERS: ClassVar[Mapping[str, str]] = {"traces": NO_TRACES}

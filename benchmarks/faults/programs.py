@@ -146,7 +146,6 @@ COMMANDS = {
         Command("tune", f"{_TUNE} --out {{out}}", read_settings),
         Command("evolve", f"{_EVOLVE} --out {{out}}", read_budgets),
         Command("report", "{made}/results --out {out}/page.html", read_page, folder=False),
-        Command("verify", "{made}/traces", lambda _: "", folder=False),
     )
 }
 

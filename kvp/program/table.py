@@ -124,12 +124,6 @@ PROGRAMS = {
             "kvp merge --shards runs/first,runs/second --out runs/policies",
         ),
     ),
-    "verify": Program(
-        "trace_collect.config:VerifyConfig",
-        "trace_collect.verify:run",
-        "Read every byte of a trace store and name what is damaged.",
-        ("kvp verify runs/traces",),
-    ),
     "compress": Program(
         "eval.config:CompressConfig",
         "eval.compress:run",

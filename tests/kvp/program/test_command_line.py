@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
+from eval.config import ReportConfig
 from kvp import __version__
 from kvp.errors import UsageError
 from kvp.program.command_line import parse
 from kvp.program.names import split_list
 from kvp.program.settings import Group
-from trace_collect.config import VerifyConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,9 +179,9 @@ def test_arguments_without_a_flag():
     assert parse(Folders, ["a", "--out", "b", "c"], prog="prog") == Folders(["a", "c"], out="b")
     with pytest.raises(UsageError, match=r"^RESULTS is missing$"):
         parse(Folders, [], prog="prog")
-    for argv in (["p", "--traces", "q"], ["--traces=q", "p"]):
-        with pytest.raises(UsageError, match=r"^TRACES is given twice$"):
-            parse(VerifyConfig, argv, prog="prog")
+    for argv in (["p", "--results", "q"], ["--results=q", "p"]):
+        with pytest.raises(UsageError, match=r"^RESULTS is given twice$"):
+            parse(ReportConfig, argv, prog="prog")
 
 
 def test_lists_split_outside_parentheses_only():

@@ -15,7 +15,6 @@ from numcodecs.checksum32 import CRC32C
 
 from kvp.artifacts.manifest import read_sealed_json, write_sealed_json
 from kvp.errors import StoreError
-from kvp.program.table import main as kvp
 from kvp.store import Trace, TraceReader, TraceWriter
 
 
@@ -110,9 +109,7 @@ def store(stores, tmp_path):
 
 
 @pytest.mark.parametrize("heads", [None, slice(1, 3)])
-def test_exchanged_shards_are_refused(store, heads, capsys):
-    assert kvp(["verify", str(store)]) == 0
-    assert "every byte as it was written and in its place, every" in capsys.readouterr().out
+def test_exchanged_shards_are_refused(store, heads):
     first, second = (store / "k" / f"c.{index}.0.0.0.0" for index in (0, 1))
     held = first.read_bytes()
     first.write_bytes(second.read_bytes())
@@ -121,8 +118,6 @@ def test_exchanged_shards_are_refused(store, heads, capsys):
         with pytest.raises(StoreError, match=rf"k/c\.{index}\.0.*it holds what belongs elsewhere"):
             TraceReader(store, heads=heads).kv(index)
     TraceReader(store, heads=heads).kv(2)
-    assert kvp(["verify", str(store)]) == 2
-    assert "2 damaged (0-1)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("named", [["manifest.json"], [RECORDS[2], *SHARDS[2::3]]])
