@@ -433,12 +433,11 @@ def make_trace():
             return torch.randn(*shape, size.head_dim, generator=generator).to(dtype)
 
         facts = {
-            "id": f"sample-{index}", "task": "niah",
+            "id": f"naïve-{index} ✓", "task": "niah",
             "split": "validation" if index % 2 else "train", "length": tokens,
             "context_length": tokens - 6, "prompt_length": tokens - 4,
             "token_ids": tuple(range(index, index + tokens)),
-            "reply_spans": ((tokens - 4, tokens),), "references": ("naïve ✓", "two"),
-            "max_new_tokens": 8, "metric": "string_match_all",
+            "reply_spans": ((tokens - 4, tokens),),
         }  # fmt: skip
         heads = (size.layers, size.kv_heads)
         queries, keys = noise(*heads, size.group, tokens), noise(*heads, tokens)

@@ -199,7 +199,4 @@ def sequence_record(
         prompt_length=start,
         token_ids=encoded.ids + reply,
         reply_spans=spans,
-        references=sample.references,
-        max_new_tokens=sample.max_new_tokens,
-        metric=sample.metric,
     )

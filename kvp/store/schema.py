@@ -64,12 +64,6 @@ class SequenceRecord:
     """T token ids."""
     reply_spans: tuple[tuple[StrictInt, StrictInt], ...] = ()
     """[start, stop) token ranges written by the assistant."""
-    references: tuple[StrictStr, ...] = ()
-    """Expected answers, for tasks that have them."""
-    max_new_tokens: StrictInt = 0
-    """Tokens an answer may take."""
-    metric: StrictStr = ""
-    """Name of the metric that scores an answer."""
     shards: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     """Array -> checksums of the chunks of its shard (`kvp.store.shards`), once it is written."""
 

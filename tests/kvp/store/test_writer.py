@@ -62,7 +62,7 @@ def test_tensors_that_are_not_finite_are_not_written(
     damaged = getattr(trace, tensor).clone()
     damaged[1, 0, ..., 3, 2] = value
     with TraceWriter.create_or_resume(store, plan, manifest) as writer:
-        with pytest.raises(StoreError, match=r"sequence 1 \(sample-1\) is not finite in layer 1"):
+        with pytest.raises(StoreError, match=r"sequence 1 \(naïve-1 ✓\) is not finite in layer 1"):
             writer.write(replace(trace, **{tensor: damaged}))
         assert writer.missing() == [1]
 
