@@ -91,35 +91,40 @@ def mean_of_counted(values: Tensor, counted: Tensor) -> Tensor:
     return values.where(counted, 0.0).sum() / counted.sum().clamp_min(1)
 
 
-def listwise_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
-    """Cross-entropy between the tokens' shares of the importance and softmax of the scores, [A].
+def mean_of(loss: Callable[[Tensor, Tensor], Tensor]) -> Objective:
+    """The objective that is a loss of scores and importance, each [A, N], without sampled rankings.
 
-    It needs no sampled rankings, and has its minimum at log shares up to a constant per context:
-    the order of the all-budgets cost (descending w).
+    The loss returns [A], of which the mean over contexts is taken.
     """
-    losses = [cross_entropy(s, w) for s, w in zip(batch.scores, batch.importances, strict=True)]
-    return batch.mean(torch.stack(losses)), {}
+
+    def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
+        losses = [loss(s, w) for s, w in zip(batch.scores, batch.importances, strict=True)]
+        return batch.mean(torch.stack(losses)), {}
+
+    return objective
 
 
 def cross_entropy(scores: Tensor, importance: Tensor) -> Tensor:
-    """- sum_i (w_i / W) log softmax(s)_i in nats: two [..., N] of one dtype -> [...]; 0 if W is."""
+    """- sum_i (w_i / W) log softmax(s)_i in nats: two [..., N] of one dtype -> [...]; 0 if W is.
+
+    It has its minimum at log shares up to a constant per context: the order of the all-budgets cost
+    (descending w).
+    """
     total = importance.sum(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)  # [..., 1]
     share = importance / total  # [..., N]
     return -(share * scores.log_softmax(-1)).sum(-1)
 
 
-def regress_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
-    """Squared error of the logarithm of importance, [A]: the control without a ranking.
+def squared_error(scores: Tensor, importance: Tensor) -> Tensor:
+    """mean_i (s_i - log(w_i + FLOOR))^2: two [..., N] of one dtype -> [...], without a ranking.
 
     With `--label kvzip_plus` KVzap's objective (arXiv 2601.07891), for our network.
     """
-    losses = [squared_error(s, w) for s, w in zip(batch.scores, batch.importances, strict=True)]
-    return batch.mean(torch.stack(losses)), {}
-
-
-def squared_error(scores: Tensor, importance: Tensor) -> Tensor:
-    """mean_i (s_i - log(w_i + FLOOR))^2: two [..., N] of one dtype -> [...]."""
     return (scores - (importance + FLOOR).log()).square().mean(-1)
+
+
+listwise_objective = mean_of(cross_entropy)
+regress_objective = mean_of(squared_error)
 
 
 def exact_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
