@@ -35,6 +35,7 @@ from train.data.compression_points import drawn_points, noise_seed
 from train.data.contexts import ContextSource, RankingContext, StepContexts, score_together
 from train.job.fit import fit
 from train.job.prepare import Job
+from train.job.run_folder import CHECKPOINT
 from train.job.summary import CHARTS, means_by_layer, print_start
 from train.learning.initial_rankers import random_rankers
 from train.learning.losses import Batch, losses_of, objective_of
@@ -254,7 +255,7 @@ class Between(pl.Callback):
         self._progress.update(step, note=self._note(metrics))
         if last or step % job.config.checkpoint_every == 0:
             trainer.save_checkpoint(self._target.checkpoint)
-            self._target.send_checkpoint()
+            self._target.send(CHECKPOINT)
 
     def _note(self, metrics: dict[str, float]) -> str:
         """A step in short: loss or reward, and held-out skill on the label."""

@@ -22,13 +22,11 @@ from kvp.artifacts.files import digest_json, foreign, read_checked
 from kvp.errors import UsageError
 from policies.sources import INDEX, policy_files
 
-RUN_FILE = "run.json"
 CHECKPOINTS = "checkpoints"
 CHECKPOINT = f"{CHECKPOINTS}/last.ckpt"
 LOGS = "logs"
 
-
-RUN = FolderKind(noun="training run", marker=RUN_FILE, error=UsageError)
+RUN = FolderKind(noun="training run", marker="run.json", error=UsageError)
 
 
 class RunFolder:
@@ -91,10 +89,6 @@ class RunFolder:
         """The checkpoint to continue from, None where there is none."""
         return self.checkpoint if self.checkpoint.exists() else None
 
-    def send_checkpoint(self) -> None:
-        """Send the new checkpoint to where the run's folder is, if that is not this disk."""
-        self._send(CHECKPOINT)
-
     def finish(self) -> None:
         """Send the policy that was exported to `folder`; delete the checkpoint.
 
@@ -102,27 +96,22 @@ class RunFolder:
         """
         if self._claim is not None:
             self._claim.check()
-            self._send(*(path.name for path in policy_files(self.folder)))
-        self._delete(CHECKPOINTS)
+            self.send(*(path.name for path in policy_files(self.folder)))
+        if isinstance(self.place, Path):
+            rmtree(self.place / CHECKPOINTS, ignore_errors=True)
+        else:
+            (self.place / CHECKPOINT).unlink()
 
     def release(self) -> None:
         """Let other processes in; safe to call twice."""
         if self._claim is not None:
             self._claim.release()
 
-    def _send(self, *names: str) -> None:
+    def send(self, *names: str) -> None:
         """Write logs and files to where the run's folder is, if that is not this disk."""
         if self._claim is not None and self.folder != self.place:
             logs = sorted(f"{LOGS}/{name}" for name, _ in files_below(self.logs))
             self._claim.push(*logs, *names)
-
-    def _delete(self, folder: str) -> None:
-        """Delete a folder of the run."""
-        if isinstance(self.place, Path):
-            rmtree(self.place / folder, ignore_errors=True)
-        else:
-            for name, _ in [*files_below(self.place / folder)]:
-                (self.place / folder / name).unlink()
 
 
 def _check_archive(path: Path) -> None:
