@@ -56,22 +56,24 @@ def run(config: CollectConfig) -> None:
         torch_device(config.device)
     tokenizer = tokenizer_of(config)
     jobs = plan_prompts(config, tokenizer)
-    missing = len(jobs) - (check_out(config, jobs, tokenizer) if config.out else 0)
+    out, total = place(config.out), len(jobs)
+    missing = total
+    if config.out and check_folder(out, STORE, identity_of(config, jobs, tokenizer, None)):
+        missing -= len(committed(out))
     if config.dry_run:
-        announce(config, model_config, jobs, len(jobs), tokenizer)
+        announce(config, model_config, jobs, total, tokenizer)
         print("dry run: nothing was written")
         return
     if missing:
         needed = announce(config, model_config, jobs, missing, tokenizer)
-        check_disk(place(config.out), needed)
-    out, total = place(config.out), len(jobs)
+        check_disk(out, needed)
     if config.engine == "ray" and missing:
         with Progress("collecting", total, completed=total - missing) as progress:
             do_with_ray(run, config, config.device, lambda: progress.update(len(committed(out))))
     else:
         _collect(config, jobs)
-    if (there := len(committed(out))) < len(jobs):
-        print(f"{out}: {there} of {len(jobs)} sequences; the others are for other ranks")
+    if (there := len(committed(out))) < total:
+        print(f"{out}: {there} of {total} sequences; the others are for other ranks")
         return
     print(f"{out}: {there} sequences, {decimal(sum(size for _, size in files_below(out)))}")
     traces, policy = shlex.quote(str(out)), shlex.quote(f"{out}-policy")
@@ -105,8 +107,8 @@ def identity_of(
 ) -> dict[str, Any]:
     """What decides the content of a store: a resumed run must repeat all of it.
 
-    `weights` is their digest (`kvp.hf.model_access.weights_digest`). The device is left out: it
-    changes rounding, which is not what a trace means.
+    `weights` is their digest (`kvp.hf.model_access.weights_digest`), None before they are loaded.
+    The device is left out: it changes rounding, which is not what a trace means.
     """
     data = data_identity(prompts_of(config), jobs.tasks)
     return {
@@ -122,18 +124,6 @@ def identity_of(
         "max_new_tokens": config.max_new_tokens,
         "seed": config.seed,
     }
-
-
-def check_out(
-    config: CollectConfig, jobs: CollectionPlan, tokenizer: PreTrainedTokenizerBase
-) -> int:
-    """Sequences that `--out` already holds; raises StoreError where it cannot take the others.
-
-    Needs no weights: whether they are the same is checked when they are loaded.
-    """
-    out = place(config.out)
-    there = check_folder(out, STORE, identity_of(config, jobs, tokenizer, None))
-    return len(committed(out)) if there else 0
 
 
 def announce(
