@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from kvp.program.names import STORED_LABELS, split_list
 from kvp.program.settings import (
-    AnswerConfig,
     Bounds,
     DataConfig,
     DryRunConfig,
@@ -20,7 +19,7 @@ SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersConfig, DryRunConfig):
+class CollectConfig(DataConfig, ModelConfig, RunConfig, WorkersConfig, DryRunConfig):
     """Which samples are collected, and which tensors are stored."""
 
     out: str = ""
@@ -33,6 +32,10 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
     """Sequences of the validation split, which training is validated on."""
     test: int = 0
     """Sequences of the test split."""
+    answers: Literal["model", "reference"] = "model"
+    """What follows the prompt in a trace: the model's own greedy answer, or the data's."""
+    max_new_tokens: int = 128
+    """Maximum tokens of an answer. Tasks with a number of their own stop there."""
     labels: str = ""
     """What else to store for every prompt token, for `kvp train --label`, comma separated: kvzip,
     kvzip_plus (each an extra pass over the prompt)."""
@@ -41,7 +44,9 @@ class CollectConfig(DataConfig, AnswerConfig, ModelConfig, RunConfig, WorkersCon
     many as fit into 4 GiB with their queries, keys and values, at most 16."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
-    MINIMUMS: ClassVar[Bounds] = {"train": 0, "validation": 0, "test": 0, "batch_size": 1}
+    MINIMUMS: ClassVar[Bounds] = {
+        "train": 0, "validation": 0, "test": 0, "max_new_tokens": 1, "batch_size": 1,
+    }  # fmt: skip
 
     def __post_init__(self) -> None:
         """Raise ValueError, naming the flag, on settings that cannot work."""

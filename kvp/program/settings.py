@@ -168,18 +168,6 @@ class DataConfig(TaskConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerConfig(Group):
-    """Answers."""
-
-    answers: Literal["model", "reference"] = "model"
-    """What follows the prompt in a trace: the model's own greedy answer, or the data's."""
-    max_new_tokens: int = 128
-    """Maximum tokens of an answer. Tasks with a number of their own stop there."""
-
-    MINIMUMS: ClassVar[Bounds] = {"max_new_tokens": 1}
-
-
-@dataclass(frozen=True, kw_only=True)
 class ProtectionConfig(Group):
     """Protection."""
 
