@@ -28,6 +28,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+torch.set_num_threads(1)  # exact comparisons need equal numbers, also in processes that tests start
 if not torch.cuda.is_available():
     # Kernels run in triton's interpreter, which must be chosen before anybody imports triton.
     os.environ["TRITON_INTERPRET"] = "1"

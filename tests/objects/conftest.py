@@ -11,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 import pytest
-import torch
 
 from kvp.artifacts.addresses import files_below
 from kvp.artifacts.files import copy_files
@@ -157,12 +156,3 @@ def on_s3(collected, prefix):
 def _own_cache(tmp_path, monkeypatch):
     """What is fetched stays out of the user's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread():
-    """Exact comparisons need equal numbers of threads, also of processes that tests start."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -1,18 +1,8 @@
-"""Small collections, each with one thread."""
+"""Small collections."""
 
 import pytest
-import torch
 
 from kvp.program.table import collect as main
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The same sums in every process, whatever else the machine does."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

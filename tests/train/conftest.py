@@ -13,18 +13,6 @@ GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 TOKENS, CONTEXT, PROMPT = 96, 70, 80
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Tiny tensors gain nothing from threads; exact comparisons need equal numbers of them.
-
-    For a module at a time, so that what its fixtures train has one thread, too.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def synthetic_trace(index, split, *, tokens=TOKENS, noise=0):
     """A trace whose queries all look for one channel (of head a: a mod D) of their keys.
 
