@@ -31,9 +31,3 @@ def test_a_torn_last_line_is_left_out_and_cut_off_by_the_writer(lines, removed):
     lines.cut_torn_line()
     lines.append(RECORDS[1:])
     assert lines.path.read_bytes() == whole
-
-
-def test_all_records_can_be_replaced(lines):
-    lines.rewrite(RECORDS[::-1])
-    assert list(lines) == RECORDS[::-1]
-    assert [path.name for path in lines.path.parent.iterdir()] == ["rows.jsonl"]

@@ -12,7 +12,6 @@ from kvp.artifacts.manifest import (
     read_sealed_json,
     recorded_name,
     run_manifest,
-    sha256_file,
     shown_text,
     write_sealed_json,
 )
@@ -48,14 +47,6 @@ def test_differences_name_entries_by_path():
         "data.length: 512 there, 1024 here",
         "model: the default there, nano here",
     ]
-
-
-def test_file_digest(tmp_path):
-    path = tmp_path / "data"
-    path.write_bytes(b"abc")
-    assert sha256_file(path) == (
-        "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    )  # FIPS 180-2, example B.1
 
 
 def test_run_manifest_says_what_made_it():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvp.errors import UsageError
-from kvp.ops.future_attention import future_attention, max_future_attention
+from kvp.ops.future_attention import max_future_attention
 from kvp.store import TraceReader
 from kvp.store.schema import reply_windows
 from train.data.compression_points import CompressionPoint, held_out_points
@@ -29,11 +29,7 @@ def test_every_label_of_the_registry_is_one():
 
 @pytest.mark.parametrize(
     ("label", "expected"),
-    [
-        ("future_attention", future_attention),
-        ("max_future_attention", max_future_attention),
-        ("my_labels:OWN", last_query),
-    ],
+    [("max_future_attention", max_future_attention), ("my_labels:OWN", last_query)],
 )
 def test_contexts_carry_the_importance_of_their_label(label, expected, store, monkeypatch):
     package = ModuleType("my_labels")
