@@ -51,8 +51,6 @@ OBJECTIVES = Registry(
         "listwise": "train.learning.losses:listwise_objective",
         "regress": "train.learning.losses:regress_objective",
         "soft_rank": "train.learning.differentiable_sorts:soft_rank_objective",
-        "soft_sort": "train.learning.differentiable_sorts:soft_sort_objective",
-        "neural_sort": "train.learning.differentiable_sorts:neural_sort_objective",
     },
 )
 """Losses of rankers, of the type `train.learning.losses.Objective`. A new one is a function, a line
@@ -99,8 +97,8 @@ class ObjectiveSettings(Group):
     objective: str = "listwise"
     """Loss: listwise (cross-entropy on shares), rloo (sampled rankings, baselines
     within a context), rloo_batch (baselines over the step), exact (the expected reward in closed
-    form), regress (squared error of the log label), a differentiable sort (soft_rank, soft_sort,
-    neural_sort), or package.module:function."""
+    form), regress (squared error of the log label), soft_rank (a differentiable sort), or
+    package.module:function."""
     label: str = "max_reply_attention"
     """Importance of a token: future_attention (the sum over all future queries),
     max_future_attention (the largest of any future query), max_reply_attention (the same, queries
@@ -109,9 +107,9 @@ class ObjectiveSettings(Group):
     permutations: int = 32
     """Permutations sampled per context and head (rloo, at least 2; rloo_batch)."""
     sort_loss: SortLossName = "cost"
-    """ranks (squared error of softened ranks) or cost (softened cost), for differentiable sorts."""
+    """ranks (squared error of softened ranks) or cost (softened cost), for soft_rank."""
     temperature: float = 0.1
-    """Strength of a differentiable sort's softening, for scores with standard deviation 1."""
+    """Strength of soft_rank's softening, for scores with standard deviation 1."""
     reward: RewardName = "skill"
     """How the all-budgets cost of a permutation is normalised (`kvp.reward`): skill or ratio
     (rloo, rloo_batch, exact)."""
