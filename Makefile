@@ -15,8 +15,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
 QUICK_HF := tests/kvp/hf/test_attention.py
 # What `make test-fast` leaves out: whole programs that run to the end, are killed or use processes.
 SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py tests/test_extending.py tests/test_walks.py \
-	tests/trace_collect/test_run.py \
-	tests/trace_collect/test_dry_run.py tests/trace_collect/test_refused.py \
+	tests/trace_collect/test_run.py tests/trace_collect/test_refused.py \
 	tests/train/test_resume.py tests/train/test_run.py \
 	tests/train/test_head_shards.py tests/train/learning/test_calibration.py tests/eval/test_run.py \
 	tests/eval/evolve/test_run.py tests/eval/tune/test_run.py tests/eval/report \

@@ -283,6 +283,6 @@ class Between(pl.Callback):
         return {"run": self._target.digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raise ValueError on a checkpoint of another run; earlier versions did not say whose."""
+        """Raise ValueError on a checkpoint of another run."""
         if state != self.state_dict():
             raise ValueError("it is of another run")

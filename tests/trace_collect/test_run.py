@@ -70,6 +70,14 @@ def test_repeating_the_command_changes_nothing_and_other_settings_are_refused(
     assert "begun with other settings (seed: 0 there, 1 here)" in refused(capsys)
 
 
+def test_a_dry_run_makes_the_prompts_and_loads_no_weights(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.delattr("trace_collect.run.model_of")
+    for flags in ((), ("--out=",)):
+        assert run("--dry_run", *flags) == 0
+        assert "tasks: niah_single_1, niah_single_2" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
 def test_chat_and_files(run, tmp_path):
     texts = tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": f"Text {n} is short."}) + "\n" for n in range(20)))

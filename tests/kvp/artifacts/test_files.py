@@ -1,6 +1,10 @@
-"""Writing one file: whole or not at all at every crash point, readable as the umask says."""
+"""Writing one file: whole or not at all at every crash point, readable as the umask says.
+
+A torn last line of records is no damage.
+"""
 
 import errno
+import json
 import os
 import pathlib
 import signal
@@ -13,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvp.artifacts.files import JsonLines, atomic_write_bytes, is_partial, replacing
+from kvp.artifacts.files import CHECKSUM, JsonLines, atomic_write_bytes, is_partial, replacing
 from kvp.artifacts.manifest import sha256_input, write_sealed_json
 from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import StoreError
@@ -145,3 +149,30 @@ def test_a_file_is_created_once(tmp_path):
     assert made.index(True) == int(path.read_bytes())
     assert sum(made) == 1
     assert [*tmp_path.iterdir()] == [path]
+
+
+RECORDS = [{"name": "é\n", "score": 0.1, "inner": {"2": [1, None]}}, {"name": "b", "score": 1}]
+
+
+@pytest.fixture
+def lines(tmp_path):
+    file = JsonLines(tmp_path / "rows.jsonl")
+    file.append(RECORDS[:1])
+    file.append(RECORDS[1:])
+    return file
+
+
+def test_records_come_back_without_their_checksums(lines):
+    assert list(lines) == RECORDS
+    assert [number for number, _ in lines.numbered()] == [1, 2]
+    assert all(CHECKSUM in json.loads(line) for line in lines.path.read_text().splitlines())
+
+
+@pytest.mark.parametrize("removed", [1, 5, 40])
+def test_a_torn_last_line_is_left_out_and_cut_off_by_the_writer(lines, removed):
+    whole = lines.path.read_bytes()
+    lines.path.write_bytes(whole[:-removed])
+    assert list(lines) == RECORDS[:1]
+    lines.cut_torn_line()
+    lines.append(RECORDS[1:])
+    assert lines.path.read_bytes() == whole

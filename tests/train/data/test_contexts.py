@@ -117,18 +117,6 @@ def points_of(step):
     ]
 
 
-class Recorded(ContextSource):
-    """A source that notes which thread requested which point."""
-
-    def __init__(self, reader, **options):
-        super().__init__(reader, memory_bytes=options.get("memory_bytes", 10**8))
-        self.requested = []
-
-    def context(self, point):
-        self.requested.append((point, threading.get_ident()))
-        return super().context(point)
-
-
 def equal(some, others):
     names = ("keys", "values", "importance")
     return all(
@@ -149,16 +137,17 @@ def test_contexts_are_the_same_as_without_reading_ahead(store, memory_bytes, fir
 
 
 def test_one_step_is_made_ahead_in_another_thread_and_none_after_the_last(store):
-    source = Recorded(TraceReader(store))
-    ahead = StepContexts(source, points_of, steps=3)
-    ahead.contexts(0)
-    ahead.contexts(1)
-    ahead.contexts(2)
-    here = threading.get_ident()
-    assert [point for point, _ in source.requested] == [
-        point for step in range(3) for point in points_of(step)
-    ]
-    assert [thread == here for _, thread in source.requested] == [True] * 2 + [False] * 4
+    asked, here = [], threading.get_ident()
+
+    def points(step):
+        asked.append((step, threading.get_ident() == here))
+        return points_of(step)
+
+    source = ContextSource(TraceReader(store), memory_bytes=10**8)
+    ahead = StepContexts(source, points, steps=3)
+    for step in range(3):
+        ahead.contexts(step)
+    assert asked == [(0, True), (1, False), (2, False)]
 
 
 def test_a_damaged_sequence_is_an_error_of_the_step_that_needs_it(make_store):
