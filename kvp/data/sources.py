@@ -149,8 +149,6 @@ def _interleave_sources(sources: Sequence[Sequence[Sample]], order: Sequence[int
 class CollectionPlan(Source):
     """All samples, those of the first split, then those of the next, and notes on all of them."""
 
-    sources: tuple[Source, ...]
-    """Those of each split."""
     tasks: tuple[str, ...]
     """Tasks taken in turn; empty for other data."""
 
@@ -194,9 +192,8 @@ def plan_collection(
     order = [number for number, source in enumerate(sources) for _ in range(len(source))]
     every = _interleave_sources(sources, order)
     return CollectionPlan(
-        size=every.size, make=every.make, notes=tuple(dict.fromkeys(notes)),
-        sources=tuple(sources), tasks=tasks,
-    )  # fmt: skip
+        size=every.size, make=every.make, notes=tuple(dict.fromkeys(notes)), tasks=tasks
+    )
 
 
 def fitting_tasks(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
