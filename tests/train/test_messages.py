@@ -7,7 +7,7 @@ import torch
 from kvp.geometry import Geometry
 from kvp.program.table import train as main
 from train.data.contexts import score_together
-from train.job.summary import head_names, print_summary
+from train.job.summary import print_summary
 from train.learning.validation import HeldOut
 
 TINY = {"contexts": 1, "hidden": 8, "min_prefix": 40, "steps": 4}
@@ -56,10 +56,6 @@ def result(skill, skills):
 
 
 SOME = torch.tensor([[0.9, 0.2, torch.nan], [0.1, 0.8119, torch.nan]])
-
-
-def test_heads_are_named_by_layer_and_head():
-    assert head_names(GEOMETRY, range(6, 9)) == ["1.2", "1.3", "2.0"]
 
 
 def test_the_table_fits_eighty_columns(capsys):
