@@ -80,12 +80,13 @@ def test_the_table_averages_held_out_sequences(make, tmp_path):
     assert len(rows) == 2 * 2 * 4  # methods, sequences, heads
     ours = rows[(rows.method == "knorm") & (rows["head"] == 3)].set_index("sequence").area
     for index in (1, 2):
-        importance, keys = _importance(make(index), 1, 1, 24), make(index).keys[1, 1, :24]
+        trace = make(index)
+        importance, keys = _importance(trace, 1, 1, 24), trace.keys[1, 1, :24]
         safe = [*range(4), *range(8, 24)]
         order = [token for token in keys.norm(dim=-1).argsort().tolist() if token not in safe]
         kept = [23, 0, 22, 1, 21, 2, 20, 3, *range(19, 7, -1), *order]
         lost = [1 - importance[kept[:b]].sum() / importance.sum() for b in range(25)]
-        assert ours[f"sample-{index}"] == pytest.approx(np.mean(lost), abs=1e-6)
+        assert ours[trace.record.id] == pytest.approx(np.mean(lost), abs=1e-6)
     table = summary(rows)
     assert table.area_to_oracle["oracle"] == 1 < table.area_to_oracle["knorm"]
     assert table.heads_in_which_best.tolist() == [4, 0]
