@@ -320,6 +320,8 @@ class ReportConfig(Group):
     """Results folder written by kvp eval."""
     out: str | None = None
     """What is written. An HTML file (default: report.html in the results folder)."""
+    png: str | None = None
+    """Folder for the figures as PNG files; without it, they are in the HTML file alone."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("results",)
     FOLDERS: ClassVar[Mapping[str, str]] = {"results": known_names.NO_RESULTS}

@@ -1,4 +1,4 @@
-"""kvp report: from a results folder to one HTML page, from its files alone.
+"""kvp report: from a results folder to one HTML page and PNG figures, from its files alone.
 
 `eval.results` reads and checks the files and, with `costs`, computes every number once; `tables`
 and `figures` (matplotlib) show them; `answers` picks prompts to read; `page` puts all into

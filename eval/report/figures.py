@@ -1,4 +1,4 @@
-"""Figures of the report, drawn by matplotlib as SVG.
+"""Figures of the report, drawn by matplotlib: SVG in the page, PNG files for papers.
 
 Uses figures without pyplot, so no global state and no display; texts are never read as formulas.
 """
@@ -6,7 +6,8 @@ Uses figures without pyplot, so no global state and no display; texts are never 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from io import StringIO
+from dataclasses import dataclass, field
+from io import BytesIO
 from textwrap import fill
 from typing import Any
 
@@ -21,6 +22,8 @@ from eval.results.records import FULL, LEARNED, ORACLE
 from eval.results.settings import MethodSetting, are_shares
 from policies.registry import NULLS
 
+WRITER = "kvp-report"
+"""Metadata of the PNG files: who wrote them."""
 SPREAD = 1.006
 """Factor between neighbouring curves at one budget: their intervals do not cover each other."""
 
@@ -42,13 +45,30 @@ _SETTINGS: Any = {
 }  # fmt: skip
 
 
-def svg(figure: Figure, name: str) -> str:
-    """A drawing as an element of a page, whose script shows its groups by method."""
-    stream, empty = StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with rc_context({**_SETTINGS, "svg.hashsalt": name}):  # else figures share names
-        figure.savefig(stream, format="svg", dpi=300, facecolor="none", metadata=empty)
-    drawn = stream.getvalue()
-    return drawn[drawn.index("<svg") :]
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A figure of the page, and a PNG file where these are asked for."""
+
+    name: str
+    """File name of the PNG without ending."""
+    caption: str
+    figure: Figure = field(repr=False)
+
+    def image(self, form: str) -> bytes:
+        """The drawing as a file, `svg` or `png`."""
+        stream, empty = BytesIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        with rc_context({**_SETTINGS, "svg.hashsalt": self.name}):  # else figures share names
+            self.figure.savefig(
+                stream, format=form, dpi=300, facecolor="none" if form == "svg" else "white",
+                metadata=empty if form == "svg" else {"Software": WRITER},
+            )  # fmt: skip
+        return stream.getvalue()
+
+    @property
+    def inline(self) -> str:
+        """The drawing as an element of a page; the script of the page shows groups by method."""
+        svg = self.image("svg").decode()
+        return svg[svg.index("<svg") :]
 
 
 def line_styles(families: Mapping[str, str]) -> dict[str, dict[str, Any]]:

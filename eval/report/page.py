@@ -1,4 +1,4 @@
-"""The program, and its page: a results folder in, one HTML page out.
+"""The program, and its page: a results folder in, one HTML page out, and PNG figures if asked for.
 
 The page is one file: style, figures (SVG), answers and a CSV file of all numbers are in it, fonts
 are those of the reader's system. Its one script (`web/page.js`) shows the views that its address
@@ -23,7 +23,7 @@ from eval.config import ReportConfig
 from eval.report import figures, tables
 from eval.report.answers import answers, pack_text
 from eval.report.costs import savings, timings
-from eval.report.figures import drawn_settings
+from eval.report.figures import Picture, drawn_settings
 from eval.report.tables import Table
 from eval.results.comparison import Comparison, compare_all
 from eval.results.folder import Results, commands, load_results, model_name, unfinished_work
@@ -78,6 +78,11 @@ class Run:
         self.timings = timings(results.timing, groups)
         self.views = list(map(partial(_view, self), self.comparisons, self.numbers))
 
+    @property
+    def pictures(self) -> list[Picture]:
+        """All figures."""
+        return [view["picture"] for view in self.views if view["picture"]]
+
 
 def render(run: Run) -> str:
     """The page as HTML."""
@@ -93,6 +98,8 @@ def render(run: Run) -> str:
     best = (comparison.best.budget for comparison in shown if comparison.best)
     script = (web / "page.js").read_text("utf-8").strip()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    with Progress("drawing", len(run.pictures)) as progress:
+        drawn = {picture.name: picture.inline for picture in progress.over(run.pictures)}
     reading = [
         *(f"{one.measure.title.capitalize()}: {one.conditions}." for one in shown),
         *(f"Intervals, {one.measure.title}: {one.interval}." for one in shown),
@@ -111,6 +118,7 @@ def render(run: Run) -> str:
         budgets=specs,
         budget=next(best, (specs or [""])[-1]),
         run=run,
+        drawn=drawn,
         reading=dict.fromkeys(reading) if shown else (),
         answers=answers(shown),
         facts=_facts_table(results),
@@ -127,24 +135,23 @@ def _view(run: Run, comparison: Comparison, numbers: pandas.DataFrame) -> dict[s
     """
     name = f"{comparison.kind}-{comparison.protocol}"
     measure = comparison.measure.title.removesuffix(", %").capitalize()
-    drawn = caption = table = None
+    picture = table = None
     if comparison.cells:
-        drawn, caption = _figure(run, comparison, name, measure)
+        picture = _picture(run, comparison, name, measure)
         table = tables.some_settings(comparison, tables.main_settings(comparison))
     return {
         "ident": name,
         "title": f"{measure}, {SEEN[comparison.protocol]}",
         "protocol": comparison.protocol,
         "texts": list(_sentences(run, comparison)),
-        "drawn": drawn,
-        "caption": caption,
+        "picture": picture,
         "table": table,
         "folded": _folded_tables(run, comparison, numbers),
     }
 
 
-def _figure(run: Run, comparison: Comparison, name: str, measure: str) -> tuple[str, str]:
-    """A comparison against budget: the drawing and its caption."""
+def _picture(run: Run, comparison: Comparison, name: str, measure: str) -> Picture:
+    """A comparison against budget."""
     best, shown, tasks = comparison.best, drawn_settings(comparison), comparison.sorted.tasks
     of = f" of {tasks[0]}" if len(tasks) == 1 else ""
     title = [
@@ -158,8 +165,11 @@ def _figure(run: Run, comparison: Comparison, name: str, measure: str) -> tuple[
     families = {setting.family for setting in shown}
     left_out = [one.family for one in comparison.choices if one.family not in families]
     which += f"; not drawn: {', '.join(left_out)}" * bool(left_out)
-    figure = figures.quality(comparison, shown, run.styles, title)
-    return figures.svg(figure, name), f"{measure} against budget, {which}."
+    return Picture(
+        name=name,
+        figure=figures.quality(comparison, shown, run.styles, title),
+        caption=f"{measure} against budget, {which}.",
+    )
 
 
 def _sentences(run: Run, comparison: Comparison) -> Iterator[Text]:
@@ -220,14 +230,24 @@ def run(config: ReportConfig) -> None:
         raise UsageError(f"--out is missing: a page cannot be written to {config.results}")
     folder = results_folder(config.results)
     out = Path(config.out) if config.out else folder / "report.html"
+    png = Path(config.png) if config.png else None
     if out.is_dir():
         raise UsageError(f"--out {out} is a folder; name an HTML file")
+    if png is not None and png.exists() and not png.is_dir():
+        raise UsageError(f"--png {png} is a file; name a folder")
     refuse_others(out, GENERATOR, "kvp report")
     results = load_results(folder)
     whole = Run(results)
     page = render(whole).encode("utf-8", "backslashreplace")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write_bytes(out, page)
-    written = f"{out} ({len(page) / 1e6:.1f} MB)"
+    if png:
+        for picture in whole.pictures:
+            _write_file(png / f"{picture.name}.png", picture.image("png"))
+    _write_file(out, page)
+    written = f"{out} ({len(page) / 1e6:.1f} MB){f', figures in {png}' if png else ''}"
     said = [line for comparison in whole.comparisons for line in sentences(comparison)]
     print(*dict.fromkeys(filter(None, (unfinished_work(results), *said))), written, sep="\n")
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write_bytes(path, content)

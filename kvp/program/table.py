@@ -81,7 +81,8 @@ PROGRAMS = {
     "report": Program(
         "eval.config:ReportConfig",
         "eval.report.page:run",
-        "Turn a results folder of kvp eval into one HTML page. It opens without a network.",
+        "Turn a results folder of kvp eval into one HTML page. It opens without a network; figures "
+        "are written as PNG, too.",
         ("kvp report runs/results",),
     ),
     "list": Program(

@@ -172,7 +172,7 @@ def make_comparison(tmp_path, write_results):
 
 @pytest.fixture(scope="session")
 def reported(tmp_path_factory, write_results):
-    """A complete results folder with its report, made once: report.html.
+    """A complete results folder with its report, made once: report.html and figures/.
 
     Answers are their method and budget.
     """
@@ -186,5 +186,5 @@ def reported(tmp_path_factory, write_results):
         ],
         timing=timing_records(),
     )  # fmt: skip
-    assert main([str(folder)]) == 0
+    assert main([str(folder), "--png", str(folder / "figures")]) == 0
     return folder

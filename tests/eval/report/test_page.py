@@ -10,6 +10,7 @@ import re
 import shutil
 
 import pytest
+from matplotlib.image import imread
 
 from kvp.program.table import report as main
 
@@ -63,6 +64,14 @@ def test_the_page_has_every_part_and_loads_nothing(html):
     assert "torch 2.9.0" in html
 
 
+def test_figures_are_written_and_show_something(reported):
+    pixels = {path.stem: imread(path) for path in (reported / "figures").glob("*.png")}
+    assert pixels.keys() == {"perplexity-query_aware", *(f"accuracy-{one}" for one in PROTOCOLS)}
+    for drawn in pixels.values():
+        assert drawn.shape[1] == 1260
+        assert drawn.std() > 0.01
+
+
 @pytest.mark.parametrize(
     "second",
     [
@@ -98,6 +107,7 @@ def test_folders_that_several_runs_extended_have_a_report(tmp_path, write_result
         (("{tmp}/r", "--out", "{tmp}/r/rows.jsonl"), "--out"),
         (("{tmp}/r", "--out", "{tmp}/notes.html"), "was not written by kvp report"),
         (("{tmp}/r", "--out", "{tmp}/notes.html/x/y.html"), "Not a directory"),
+        (("{tmp}/r", "--png", "{tmp}/notes.html"), "--png"),
     ],
 )
 def test_what_cannot_work_is_one_line_and_replaces_nothing(
