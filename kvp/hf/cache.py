@@ -98,7 +98,8 @@ class EvictingCache(Cache):
         into the N tokens, whose positions are 0..N-1; -1 means no token. A layer with a -1
         stores each head at its own length (`RaggedLayer`), any other is one dense tensor
         (`EvictingLayer`). `seen` is the true length, N or more. `others` are the caches of the
-        model's other layers after the `seen` tokens, of 1 or R entries; they are copied.
+        model's other layers after the `seen` tokens, of 1 or R entries; they are copied. Raises
+        ValueError on shapes that do not fit.
         """
         layers: list[EvictingLayer] = []
         for layer_keys, layer_values, layer_indices in zip(keys, values, indices, strict=True):

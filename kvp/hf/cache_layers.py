@@ -391,9 +391,16 @@ def selected_layer(
     """Gather slots `indices` [R, H, S] (-1 = none) of keys and values [1 or R, H, N, D].
 
     `positions` [1 or R, 1 or H, N] int64 are the slots' positions, `seen` the true length. The
-    layer is ragged as soon as one head has no token in one of the S slots.
+    layer is ragged as soon as one head has no token in one of the S slots. Raises ValueError on
+    shapes that do not fit.
     """
     batch, heads, tokens, _ = keys.shape
+    if indices.ndim != 3 or indices.shape[1] != heads or batch not in (1, len(indices)):
+        raise ValueError(
+            f"indices {tuple(indices.shape)} do not select from keys {tuple(keys.shape)}"
+        )
+    if seen < tokens:
+        raise ValueError(f"{seen} tokens seen, but keys hold {tokens}")
     indices = indices.to(keys.device)
     rows = torch.arange(len(indices), device=keys.device)
     slot: tuple[Tensor, ...] = (  # indexes [R, H, S] of [batch, heads, tokens]

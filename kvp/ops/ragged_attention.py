@@ -61,12 +61,12 @@ def ragged_attention(
         [B, H * G, T, D] in the dtype of `query`, which is that of keys and values.
 
     Raises:
-        ValueError: keys and values are other numbers of tokens than `layout` has.
+        ValueError: shapes disagree.
     """
     arguments = (query, keys, values, layout, tail_keys, tail_values, tail_visible)
     if softcap is not None or sinks is not None:
         return ragged_attention_reference(*arguments, scaling=scaling, softcap=softcap, sinks=sinks)
-    layout.check(keys, values)
+    _check_shapes(*arguments, sinks)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if query.shape[2] == 1 and query.is_cuda and has_triton():
         # Imported here because triton is an extra, and nobody without a GPU should wait for it.
@@ -92,7 +92,7 @@ def ragged_attention_reference(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """`ragged_attention` as a loop over the batch and its KV heads: the definition."""
-    layout.check(keys, values)
+    _check_shapes(query, keys, values, layout, tail_keys, tail_values, tail_visible, sinks)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     working = torch.promote_types(query.dtype, torch.float32)  # of logits, softmax and sums
     batch, heads = layout.lengths.shape
@@ -125,6 +125,32 @@ def _weights(logits: Tensor, sinks: Tensor | None) -> Tensor:
 def cap_logits(logits: Tensor, softcap: float | None) -> Tensor:
     """Logits x as softcap * tanh(x / softcap), or as they are without a cap."""
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+def _check_shapes(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    layout: RaggedLayout,
+    tail_keys: Tensor,
+    tail_values: Tensor,
+    tail_visible: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    batch, heads = layout.lengths.shape
+    _, query_heads, tokens, width = query.shape
+    tail = tail_keys.shape[2]
+    for name, tensor, shape in (
+        ("query", query, (batch, query_heads // heads * heads, tokens, width)),
+        ("keys", keys, (layout.stored, width)),
+        ("values", values, (layout.stored, width)),
+        ("tail_keys", tail_keys, (batch, heads, tail, width)),
+        ("tail_values", tail_values, (batch, heads, tail, width)),
+        ("tail_visible", tail_visible, (batch, tokens, tail)),
+        ("sinks", sinks, (query_heads,)),
+    ):
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(f"{name} must be {shape}, found {tuple(tensor.shape)}")
 
 
 @cache
@@ -204,11 +230,6 @@ class RaggedLayout:
     """[B, H] int64, tokens of each head, 0 or more. Not to be changed in place."""
     piece_size: int | None = None
     """Tokens per piece of the kernel; None for as many as give each head 32 pieces at most."""
-
-    def check(self, keys: Tensor, values: Tensor) -> None:
-        """Raise ValueError unless the flat part is of as many tokens as the heads have."""
-        if not len(keys) == len(values) == self.stored:
-            raise ValueError(f"{len(keys)} keys, {len(values)} values: heads have {self.stored}")
 
     @cached_property
     def counts(self) -> list[int]:

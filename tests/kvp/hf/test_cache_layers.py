@@ -145,6 +145,18 @@ def test_positions_of_what_is_stored(qwen, prompt):
     assert (cache.get_seq_length(), cache.nbytes, cache.evicted) == (0, 0, False)
 
 
+def test_selections_that_do_not_fit_are_refused(qwen, prompt):
+    layer = shrunk(qwen, prompt(20), uneven_sets(1, 20, full_layer=None)).layers[0]
+    with pytest.raises(ValueError, match="do not select"):
+        layer.select(torch.zeros(1, 3, 3, dtype=torch.int64))
+    seen = observe(qwen, prompt(8, batch=2))
+    for indices in (torch.zeros(3, 2, 4).long(), torch.zeros(2, 3, 4).long()):
+        with pytest.raises(ValueError, match="do not select"):
+            EvictingCache.select(seen.keys, seen.values, [indices] * 3, seen=8)
+    with pytest.raises(ValueError, match="7 tokens seen"):
+        EvictingCache.select(seen.keys, seen.values, [torch.zeros(2, 2, 4).long()] * 3, seen=7)
+
+
 @pytest.mark.parametrize("padded", [False, True])
 def test_nothing_evicted_is_bitwise_the_plain_model(model, prompt, padded):
     ids = prompt(30, batch=2)

@@ -131,12 +131,16 @@ def test_half_precision_errs_no_more_than_its_own_rounding(ragged_case, dtype, t
 
 
 @both
-def test_a_layout_of_other_tokens_is_refused(ragged_case, attention):
-    for name, other in (
-        ("keys", torch.zeros(9, 8)),
-        ("values", torch.zeros(9, 8)),
-        ("layout", RaggedLayout(torch.tensor([[3, 4], [1, 3]]))),
+def test_shapes_that_disagree_are_refused(ragged_case, attention):
+    for name, change, message in (
+        ("keys", lambda t: t[1:], "keys must be"),
+        ("values", lambda t: t[:, 1:], "values must be"),
+        ("layout", lambda _: RaggedLayout(torch.tensor([[3, 4], [1, 3]])), "keys must be"),
+        ("query", lambda t: t[:, :3], "query must be"),
+        ("tail_values", lambda t: t[:, :, 1:], "tail_values must be"),
+        ("tail_visible", lambda t: t[:, None], "tail_visible must be"),
     ):
-        arguments = {**ragged_case([[3, 4], [1, 2]], tail=2), name: other}
-        with pytest.raises(ValueError, match=r"\d+ keys, \d+ values: heads have 1"):
+        arguments = ragged_case([[3, 4], [1, 2]], tail=2)
+        arguments[name] = change(arguments[name])
+        with pytest.raises(ValueError, match=message):
             attention(**arguments)
