@@ -81,8 +81,10 @@ def geometry_of(config: PreTrainedConfig) -> Geometry:
     text = config.get_text_config(decoder=True)
     try:
         evicted = evicted_layers(config)
+        if not evicted:
+            raise ValueError(", ".join(sorted(set(layer_kinds(config)))))
         alike = {_heads(text.per_layer_config[index]) for index in evicted}
-        if len(alike) != 1:
+        if len(alike) > 1:
             raise ValueError(f"its layers have {len(alike)} kinds of heads")
         query_heads, kv_heads, head_dim = alike.pop()
         return Geometry(

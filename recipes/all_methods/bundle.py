@@ -44,12 +44,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         replace(policy, meta=meta), given.name, license="apache-2.0", results=given.results
     )
     folder = BUNDLED[given.name]
+    page = folder / "README.md"
+    former = page.read_text(encoding="utf-8") if page.exists() else ""
     # What `model_card` makes ends with the section Measured.
-    _, _, former = (folder / "README.md").read_text(encoding="utf-8").partition("\n## Measured\n")
-    _, heading, by_hand = former.partition("\n## ")
-    shutil.rmtree(folder)
+    _, heading, by_hand = former.partition("\n## Measured\n")[2].partition("\n## ")
+    shutil.rmtree(folder, ignore_errors=True)
     save_policy(folder, rankers, meta, calibration=policy.calibration)
-    (folder / "README.md").write_text(card + heading + by_hand, encoding="utf-8")
+    page.write_text(card + heading + by_hand, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -284,7 +284,9 @@ def fill(name: str, table: str) -> None:
     """Put a table between the two comments of the page that name it."""
     block = rf"(<!-- begin {name}: .*? -->\n).*?(<!-- end {name} -->)"
     text = PAGE.read_text(encoding="utf-8")
-    text = re.sub(block, lambda found: f"{found[1]}{table}\n{found[2]}", text, flags=re.DOTALL)
+    text, found = re.subn(block, lambda it: f"{it[1]}{table}\n{it[2]}", text, flags=re.DOTALL)
+    if found != 1:
+        raise ValueError(f"{PAGE} has {found} blocks {name}")
     PAGE.write_text(text, encoding="utf-8")
 
 

@@ -32,8 +32,8 @@ for table in "$@"; do
   case $table in
     length-2048) lengths 2048 3 "$TEN" 6.25%,12.5%,25%,50% ;;
     length-4096 | length-8192 | length-16384) lengths "${table#length-}" 2 "$TEN" 6.25%,12.5%,25% ;;
-    length-32640) LENGTHS=full,kvp,kvp+global,streaming_llm,keydiff,$ONCE    # all that the model reads, with an answer
-      lengths 32640 1 niah_single_2,niah_multikey_1,niah_multivalue,niah_multiquery,vt,fwe 6.25%,12.5%,25% ;;
+    length-32640) LENGTHS=full,kvp,kvp+global,streaming_llm,keydiff,$ONCE \
+      lengths 32640 1 niah_single_2,niah_multikey_1,niah_multivalue,niah_multiquery,vt,fwe 6.25%,12.5%,25% ;;    # all that the model reads, with an answer
     rest-2048) free 2048 --seed 6201 --prompts 3 --tasks cwe,qa_1,qa_2 --budgets 6.25%,12.5%,25% --max_new_tokens 128 --squad "$D/squad_test.json" --hotpotqa "$D/hotpotqa.json" --methods "$LENGTHS" ;;
     length-*-paired) "$BIN/python" -m recipes.real_models.paired "$RUN/$table.csv" kvp/general+global "$RUN/${table%-paired}" ;;
     code) "$BIN/python" -m recipes.real_models.code_lines "$RUN/code.jsonl"; rows "$RUN/code.jsonl" 24 --chat_template false --measure perplexity ;;

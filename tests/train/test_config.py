@@ -88,3 +88,8 @@ def test_settings_that_can_work():
     assert batch.permutations == 1
     inputs = TrainConfig(**given, inputs="position,key").recipe().input_list
     assert inputs == ("key", "position")
+
+
+def test_an_empty_out_is_not_the_working_directory():
+    with pytest.raises(ValueError, match="--out is missing"):
+        TrainConfig(traces="t", out="")

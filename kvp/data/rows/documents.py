@@ -134,5 +134,7 @@ def _threads(
 
 
 def _rank(message: Message) -> float:
-    rank = message.get("rank")
-    return rank if isinstance(rank, int | float) else math.inf
+    try:
+        return float(message["rank"])
+    except (KeyError, TypeError, ValueError):
+        return math.inf

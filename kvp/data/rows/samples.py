@@ -126,7 +126,8 @@ class _SampleMaker:
             return self.count(replace(self._blank(), messages=tuple(turns)))
 
         def left_out(dialogue: Document | None, tokens: int) -> None:
-            where, why = "a chat", f"of {tokens} tokens is shorter than half of --length {length}"
+            short = f"of {tokens} tokens is shorter than half of --length {length}"
+            where, why = "a chat", f"{short}; a smaller one keeps it"
             if dialogue is not None:
                 where, why = dialogue.location, self._excess(tokens)
             self.skipped.append((where, why))
