@@ -12,6 +12,11 @@ TEN=niah_single_1,niah_single_2,niah_single_3,niah_multikey_1,niah_multikey_2,ni
 ONCE="keydiff+global,snapkv(window=64,kernel=31)+ada,expected_attention(epsilon=0.1)+ada"
 TWICE="kvzip+global,contrastkv(beta=0)+global"
 LENGTHS="full,kvp,kvp+global,random_pinned,streaming_llm,keydiff,$ONCE,$TWICE"
+TUNED="keydiff,keydiff+ada,keydiff+global,keydiff+ada(safeguard=0.5),kvzip,kvzip+ada,kvzip+global,contrastkv+global,contrastkv(beta=0)+global,contrastkv(beta=0)+ada,expected_attention"
+TUNED="$TUNED,expected_attention+ada,expected_attention+global,expected_attention(epsilon=0.1)+ada,expected_attention(epsilon=0.1)+global,expected_attention(values=false)+ada"
+for kernel in kernel=15 kernel=31; do TUNED="$TUNED,snapkv($kernel),snapkv($kernel)+ada,snapkv($kernel)+global"; done
+for window in 8 64 128; do TUNED="$TUNED,snapkv(window=$window,kernel=31)+ada"; done
+TUNED="$TUNED,snapkv,snapkv+ada,snapkv(kernel=63)+global,snapkv(window=8,kernel=31)+global,snapkv(window=64,kernel=31)+global,snapkv(window=64,kernel=63)+ada,snapkv(window=128,kernel=63)+ada"
 OTHERS="full,kvp,kvp+global,random_pinned,streaming_llm,keydiff,$ONCE,kvzip+global"
 
 evaluate() { # length, flags: two processes share the work
@@ -34,6 +39,8 @@ for table in "$@"; do
     length-4096 | length-8192 | length-16384) lengths "${table#length-}" 2 "$TEN" 6.25%,12.5%,25% ;;
     length-32640) LENGTHS=full,kvp,kvp+global,streaming_llm,keydiff,$ONCE \
       lengths 32640 1 niah_single_2,niah_multikey_1,niah_multivalue,niah_multiquery,vt,fwe 6.25%,12.5%,25% ;;    # all that the model reads, with an answer
+    tune-4096) free 4096 --seed 5 --split validation --measure perplexity --prompts 1 --tasks "$TEN" --budgets 6.25%,12.5%,25% \
+      --essays "$D/novels_train" --methods "full,$TUNED" ;;
     rest-2048) free 2048 --seed 6201 --prompts 3 --tasks cwe,qa_1,qa_2 --budgets 6.25%,12.5%,25% --max_new_tokens 128 --squad "$D/squad_test.json" --hotpotqa "$D/hotpotqa.json" --methods "$LENGTHS" ;;
     length-*-paired) "$BIN/python" -m recipes.real_models.paired "$RUN/$table.csv" kvp/general+global "$RUN/${table%-paired}" ;;
     code) "$BIN/python" -m recipes.real_models.code_lines "$RUN/code.jsonl"; rows "$RUN/code.jsonl" 24 --chat_template false --measure perplexity ;;
