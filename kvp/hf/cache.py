@@ -120,7 +120,8 @@ class EvictingCache(Cache):
             raise UsageError(f"fork needs at least 1 row, got n={n}")
         self.refuse_unfinished()
         fork = copy.copy(self)
-        own = copy.deepcopy([*self.stored.values()])
+        duplicate = copy.deepcopy if n == 1 else copy.copy  # entries that are chosen are copies
+        own = [duplicate(layer) for layer in self.stored.values()]
         fork.layers = arrange_layers(own, copies(self.others))
         fork.recorder = copy.deepcopy(self.recorder)
         if n > 1:

@@ -107,7 +107,8 @@ class Progress:
         if done and elapsed >= 1:
             fast = done > elapsed
             parts.append(f"{done / elapsed:.3g}/s" if fast else f"{elapsed / done:.3g} s each")
-        parts += filter(None, [self._note])
+        if self._note:
+            parts.append(self._note)
         line = ", ".join(parts)
         if self._terminal:  # in place of the one before
             width = get_terminal_size().columns - 1

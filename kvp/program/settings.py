@@ -42,7 +42,9 @@ class Group:
     """Settings that name folders which must be there, and what to say of one that is not."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the flag that is out of bounds, or an address it cannot be."""
+        """Raise ValueError naming the flag that is out of bounds, missing, or no such address."""
+        if getattr(self, "out", None) == "" and not getattr(self, "dry_run", False):
+            raise UsageError("--out is missing")
         owners = type(self).__mro__
         addresses = {name for owner in owners for name in vars(owner).get("ADDRESSES", ())}
         minimums = ChainMap(*(vars(owner).get("MINIMUMS", {}) for owner in owners))
@@ -266,12 +268,6 @@ class DryRunConfig(Group):
 
     dry_run: bool = False
     """Print what the run would do and cost, and stop; nothing is written."""
-
-    def __post_init__(self) -> None:
-        """Raise UsageError where a program writes and is not told where."""
-        super().__post_init__()
-        if not self.dry_run and getattr(self, "out", None) == "":
-            raise UsageError("--out is missing")
 
 
 def rank_of(rank: int | None, world_size: int | None) -> Rank:

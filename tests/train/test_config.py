@@ -5,6 +5,7 @@ from dataclasses import fields
 import pytest
 
 import kvp
+from kvp.errors import UsageError
 from kvp.program.command_line import parse
 from kvp.program.table import train as main
 from train.config import TrainConfig
@@ -91,5 +92,5 @@ def test_settings_that_can_work():
 
 
 def test_an_empty_out_is_not_the_working_directory():
-    with pytest.raises(ValueError, match="--out is missing"):
+    with pytest.raises(UsageError, match="--out is missing"):
         TrainConfig(traces="t", out="")

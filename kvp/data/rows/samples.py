@@ -126,11 +126,11 @@ class _SampleMaker:
             return self.count(replace(self._blank(), messages=tuple(turns)))
 
         def left_out(dialogue: Document | None, tokens: int) -> None:
-            short = f"of {tokens} tokens is shorter than half of --length {length}"
-            where, why = "a chat", f"{short}; a smaller one keeps it"
             if dialogue is not None:
-                where, why = dialogue.location, self._excess(tokens)
-            self.skipped.append((where, why))
+                self.skipped.append((dialogue.location, self._excess(tokens)))
+            else:
+                why = f"of {tokens} tokens is shorter than half of --length {length}"
+                self.skipped.append(("a chat", f"{why}; a smaller one keeps it"))
 
         for turns in pack(in_rounds(dialogues), prompt_tokens, length, left_out):
             references = () if metric == NONE else (turns[-1]["content"],)
