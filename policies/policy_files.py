@@ -8,18 +8,14 @@ policy computes is `policies.ranker`; nothing here executes anything that a file
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Any
 
 import torch
-from pydantic import AfterValidator, Field, TypeAdapter
 from torch import Tensor
-from typing_extensions import TypedDict
 
 from kvp.artifacts.claim import FolderKind
 from kvp.artifacts.files import foreign
@@ -27,7 +23,6 @@ from kvp.artifacts.manifest import Format, sha256_file, write_sealed_json
 from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
-from kvp.program.names import plain_name
 from policies.learned import Calibration, LearnedScorer
 from policies.ranker import STATISTICS, HeadRankers, RankerSpec, head_shapes
 from policies.sources import INDEX, PolicySource, check_index, find_policy
@@ -37,66 +32,7 @@ WEIGHTS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 HEAD_FILES = r"layer_\d+_head_\d+\.safetensors"
 """Regular expression of the files of a policy but its index."""
 
-_Name = Annotated[str, AfterValidator(plain_name)]
-_Number = Annotated[int, Field(ge=0, le=2**60)]
-
-
-class _File(TypedDict):
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    bytes: _Number
-
-
-class _Calibration(TypedDict):
-    target: _Name
-    scores: list[list[float]]
-    values: list[list[float]]
-
-
-class _Data(TypedDict, total=False):
-    name: str
-    tasks: list[_Name]
-    length: _Number
-    digest: str | None
-    files: list[str]
-
-
-class _Text(TypedDict, total=False):
-    data: _Data | None
-    answers: _Name
-    command: list[str]
-
-
-class _Recipe(TypedDict, total=False):
-    objective: _Name | None
-    label: _Name | None
-    steps: _Number
-
-
-class _Training(TypedDict, total=False):
-    seed: _Number | None
-    command: list[str]
-    recipe: _Recipe
-    text: _Text
-
-
-class _Index(TypedDict):
-    """What `policy.json` holds, as docs/formats.md says."""
-
-    architecture: str
-    hyperparameters: dict[str, Any]
-    geometry: dict[str, Any]
-    heads: Annotated[list[_Number], Field(min_length=2, max_length=2)] | None
-    model: dict[str, _Name | None]
-    rope: Literal["post"]
-    features: NotRequired[list[str]]  # of older files
-    weights: Literal["float32", "bfloat16"]
-    files: dict[str, _File]
-    calibration: _Calibration | None
-    training: _Training
-    held_out: list[dict[str, float | _Name | None]]
-
-
-FORMAT = Format("kvp-policy", 1, partial(TypeAdapter(_Index).validate_python, strict=True))
+FORMAT = Format("kvp-policy", 1)
 POLICY = FolderKind(noun="policy", marker=INDEX, error=PolicyError, format=FORMAT, begun=HEAD_FILES)
 
 
@@ -114,11 +50,6 @@ class PolicyMeta:
     """Validation metrics, one mapping per head, layer-major."""
     heads: range | None = None
     """KV heads of a shard, which is a policy of some heads only; None for all."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError where `held_out` is of other heads."""
-        if len(self.held_out) not in (0, len(self.head_range)):
-            raise ValueError(f"held_out is of {len(self.held_out)} heads")
 
     @property
     def head_range(self) -> range:
@@ -161,7 +92,7 @@ def save_policy(
 
     With `meta.heads` the directory is a shard. Programs claim the directory first (`POLICY`).
     Weights are written as they are. Raises ValueError unless `rankers` are one ranker per head of
-    `meta`, of float32 or bfloat16, PolicyError where the directory is a file or holds a policy.
+    `meta`, of float32 or bfloat16, PolicyError where the directory holds a policy.
     """
     geometry, spec, heads = meta.geometry, rankers.spec, meta.head_range
     if (rankers.total_kv_heads, spec.head_dim) != (len(heads), geometry.head_dim):
@@ -173,8 +104,6 @@ def save_policy(
         raise ValueError(f"weights of a policy are {' or '.join(WEIGHTS)}, not {rankers.dtype}")
     calibration = _check_heads(calibration, len(heads))
     target = Path(directory)
-    if target.exists() and not target.is_dir():
-        raise PolicyError(f"{target} is a file: name a directory for the policy")
     if (target / INDEX).exists():
         raise PolicyError(f"{target} holds a policy: name another directory")
     target.mkdir(parents=True, exist_ok=True)
@@ -202,7 +131,6 @@ def save_policy(
         "training": dict(meta.training),
         "held_out": [dict(metrics) for metrics in meta.held_out],
     }
-    FORMAT.shape(json.loads(json.dumps(content)))
     write_sealed_json(target / INDEX, content)
 
 
@@ -253,14 +181,17 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
         # Files of before there was a reach have none.
         if not spec.to_dict().keys() <= {"architecture", "reach", *content["hyperparameters"]}:
             raise ValueError("hyperparameters are missing")
-        records = {name: (file["bytes"], file["sha256"]) for name, file in content["files"].items()}
-        sizes = (len(meta.head_range), spec.head_dim)  # first: a foreign file may claim any number
-        fits = sizes == (len(records), geometry.head_dim) and meta.head_range.start >= 0
-        names = _head_files(geometry, meta.head_range) if fits and records else []
-        if not names or set(records) != set(names):
+        if content["rope"] != "post":
+            raise ValueError("keys are not those after RoPE")
+        names = _head_files(geometry, meta.head_range)
+        if set(content["files"]) != set(names) or spec.head_dim != geometry.head_dim:
             raise ValueError(f"its files do not cover {geometry}")
+        digests = [content["files"][name]["sha256"] for name in names]
         dtype = WEIGHTS[content["weights"]]
-    states = [_read_head(target / file, records[file], spec, dtype) for file in names]
+    states = [
+        _read_head(target / name, digest, spec, dtype)
+        for name, digest in zip(names, digests, strict=True)
+    ]
     rankers = HeadRankers.from_head_states(spec, states)
     return Shard(rankers=rankers, meta=meta, calibration=calibration, source=source)
 
@@ -272,15 +203,8 @@ def _check_heads(calibration: Calibration | None, heads: int) -> Calibration | N
     return calibration
 
 
-def _read_head(
-    path: Path, record: tuple[int, str], spec: RankerSpec, dtype: torch.dtype
-) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise PolicyError(f"{path} is missing: copy or export the policy again")
-    size = path.stat().st_size
-    if size != record[0]:
-        raise PolicyError(f"{path} is truncated or foreign: {size} bytes, not {record[0]}")
-    state = read_safetensors(path, PolicyError, record[1])
+def _read_head(path: Path, digest: str, spec: RankerSpec, dtype: torch.dtype) -> dict[str, Tensor]:
+    state = read_safetensors(path, PolicyError, digest)
     expected = {
         name: (shape, torch.float32 if name in STATISTICS else dtype)
         for name, shape in head_shapes(spec).items()
@@ -288,6 +212,6 @@ def _read_head(
     if {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()} != expected:
         raise PolicyError(f"{path} holds a ranker of another architecture, geometry or dtype")
     for name, tensor in state.items():
-        if not tensor.isfinite().all() or (name.endswith("_std") and tensor.min() <= 0):
-            raise PolicyError(f"{path}: no ranker has such numbers in {name}")
+        if not tensor.isfinite().all():
+            raise PolicyError(f"{path}: {name} holds numbers that are not finite")
     return state

@@ -56,16 +56,6 @@ class BudgetFile:
     data: Mapping[str, Any] = field(default_factory=dict)
     """Which prompts the counts were chosen on."""
 
-    def __post_init__(self) -> None:
-        """Raise ValueError on counts that do not fit the geometry."""
-        if min(self.layers, self.kv_heads) < 1 or len(self.counts) != self.layers:
-            raise ValueError(f"{len(self.counts)} counts for {self.layers} layers")
-        sizes = (self.layers, self.kv_heads, self.budget, self.cached_tokens, *self.counts)
-        if not all(type(size) is int for size in sizes) or sum(self.counts) < 1:
-            raise ValueError("counts must be integers, one of them positive")
-        if min(self.counts) < 0 or max(self.counts) > self.cached_tokens:
-            raise ValueError(f"a count is not within 0 and {self.cached_tokens}")
-
 
 def budget_path(file: str | Path) -> Path:
     """The file itself, for a file or for the folder that holds one."""

@@ -1,6 +1,5 @@
 """Policy directories: bit-exact round trips, and every kind of damage named."""
 
-import hashlib
 import json
 from dataclasses import replace
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kvp.artifacts.manifest import read_sealed_json, write_sealed_json
+from kvp.artifacts.manifest import read_sealed_json, sha256_file, write_sealed_json
 from kvp.artifacts.tensors import write_safetensors
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry, check_geometry
@@ -83,8 +82,6 @@ def test_other_peoples_files_are_not_touched(tmp_path):
     with pytest.raises(PolicyError, match="holds a policy: name another directory"):
         save_policy(tmp_path, _rankers(), META)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
-    with pytest.raises(PolicyError, match="is a file: name a directory"):
-        save_policy(tmp_path / "thesis.txt", _rankers(), META)
 
 
 def test_rankers_of_another_geometry_are_not_written(tmp_path):
@@ -116,45 +113,24 @@ def test_an_export_that_stopped_half_way_is_not_a_policy(tmp_path, monkeypatch):
     assert load_policy(tmp_path).geometry.layers == 1
 
 
-def _fails(directory, *parts):
-    with pytest.raises(PolicyError) as error:
-        load_policy(directory)
-    message = str(error.value)
-    assert "\n" not in message
-    for part in parts:
-        assert part in message
-
-
-def _edit(policy_dir, **changes):
-    content = read_sealed_json(policy_dir / "policy.json")
-    write_sealed_json(policy_dir / "policy.json", {**content, **changes})
-
-
 WRONG = {
-    "text": (lambda state: None, "safetensors"),
     "architecture": (lambda state: {"key_bias": torch.zeros(13)}, "another architecture"),
-    "not a number": (lambda state: {"score_bias": state["score_bias"] / 0}, "in score_bias"),
-    "infinite": (lambda state: {"key_std": state["key_std"] / 0}, "in key_std"),
-    "negative": (lambda state: {"value_std": -state["value_std"]}, "in value_std"),
+    "not finite": (lambda state: {"key_std": state["key_std"] / 0}, "key_std holds numbers that"),
 }
 
 
 @pytest.mark.parametrize("damage", WRONG)
-def test_head_with_a_right_checksum_but_wrong_content(policy_dir, damage):
+def test_head_with_a_right_checksum_but_wrong_content(policy_dir, damage, one_line):
     """A file somebody else put there and recorded: still refused, still named."""
     path = policy_dir / HEAD
     state = load_file(path)
     change, message = WRONG[damage]
-    if changed := change(state):
-        save_file({**state, **changed}, path)
-    else:
-        path.write_text("not tensors")
-    files = read_sealed_json(policy_dir / "policy.json")["files"]
-    files[HEAD] = {
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size,
-    }  # fmt: skip
-    _edit(policy_dir, files=files)
-    _fails(policy_dir, HEAD, message)
+    save_file({**state, **change(state)}, path)
+    index = read_sealed_json(policy_dir / "policy.json")
+    index["files"][HEAD]["sha256"] = sha256_file(path)
+    write_sealed_json(policy_dir / "policy.json", index)
+    with one_line(PolicyError, message, match=HEAD):
+        load_policy(policy_dir)
 
 
 def test_geometry_check_names_both_sides(policy_dir):

@@ -7,46 +7,35 @@ imported, nothing written elsewhere. The page of a report is in `tests/eval/repo
 
 import copy
 import json
-import os
 import random
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-import kvp
-from eval.card import model_card
-from eval.evolve.search import Journal, SearchPlan, search
 from eval.methods import build_methods
 from eval.results.folder import RESULTS, load_results
-from eval.results.records import RecordFile
 from eval.tune.tuned_settings import load_settings
-from kvp import nano
-from kvp.artifacts.addresses import read_ranges
 from kvp.artifacts.claim import OutputFolder
-from kvp.artifacts.files import SEAL, JsonLines, digest_json
-from kvp.artifacts.manifest import read_sealed_json, sha256_file, sha256_input, write_sealed_json
+from kvp.artifacts.files import SEAL, JsonLines
+from kvp.artifacts.manifest import read_sealed_json, write_sealed_json
 from kvp.artifacts.tensors import read_safetensors, write_safetensors, write_sealed_safetensors
-from kvp.budgets import parse_budget
 from kvp.contexts import Context, ContextFacts, read_context, read_facts
 from kvp.errors import KvpError, PolicyError, StoreError, UsageError, first_line
 from kvp.geometry import Geometry
-from kvp.llamacpp.slots import read_gguf
-from kvp.program.table import main, report
+from kvp.program.table import report
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
 from policies import load_policy, make_allocator
 from policies.allocators.evolved import load_budgets
 from policies.learned import Calibration
-from policies.policy_files import PolicyMeta, load_shard, save_policy
+from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers, RankerSpec
 from train.job.run_folder import RunFolder
 
 CODE = "hostile_code:Scorer"
-FOREIGN = (None, -1, 2**70, CODE, "../../x", [["[/b]\x1b[2J\n<script>"]])
 SIZE = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
 POLICY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
 HEAD = "layer_01_head_00.safetensors"
@@ -96,7 +85,6 @@ def _make_policy(folder):
 
     def read():
         policy = load_policy(folder)
-        assert "<script>" not in model_card(load_shard(folder), "a/b", license=None)
         knots = policy.calibration and policy.calibration.to_dict()
         return repr(policy), policy.metadata, knots, _bits(*policy.rankers.state_dict().values())
 
@@ -232,21 +220,6 @@ def ran(tmp_path, monkeypatch):
     sys.modules.pop("hostile_code", None)
 
 
-def _changed(value, found=None):
-    """Copies of a JSON value, each with one part taken out or foreign."""
-    root = value if found is None else found
-    for key, part in list(value.items() if isinstance(value, dict) else enumerate(value[:1])):
-        for other in FOREIGN:
-            value[key] = other
-            yield copy.deepcopy(root)
-        if isinstance(value, dict):
-            del value[key]
-            yield copy.deepcopy(root)
-        value[key] = part
-        if isinstance(part, dict | list):
-            yield from _changed(part, root)
-
-
 def _line(read):
     """What refuses it; "" where nothing does."""
     try:
@@ -318,8 +291,7 @@ DAMAGES = [
       for damage in ("empty", "half", "short")),
     *((kind, name, "gone", ()) for kind in ("store", "results") for name in FILES[kind]
       if name != "rows.jsonl"),
-    *(("policy", HEAD, damage, ("is truncated",)) for damage in ("empty", "short", "half")),
-    ("policy", HEAD, "last bit", ("is damaged", "checksum")),
+    *(("policy", HEAD, damage, ("is damaged", "checksum")) for damage in ("short", "last bit")),
     ("policy", HEAD, "gone", ("is missing",)),
     ("policy", "policy.json", "gone", ("has no policy.json: it is not a policy directory",)),
     ("store", RECORD, "gone", ("no sequence 0",)),
@@ -363,7 +335,7 @@ def test_damage_is_one_line(tmp_path, kind, name, damage, words):
         assert word.format(tmp_path / "a") in line
 
 
-SIMPLE = {"scores": [[0.0, 1.0]] * 4, "values": [[0.0, 1.0]] * 4, "target": "share"}
+KNOTS = [[0.0, 1.0]] * 3
 CHANGES = [
     *((kind, "format", ["kvp-x"], "is of format 'kvp-x', not 'kvp-")
       for kind in ("policy", "store", "results", "settings", "budgets", "context", "uneven")),
@@ -372,57 +344,16 @@ CHANGES = [
                             "context": 3, "uneven": 0}.items()),
     ("context", "format_version", [2], "is damaged"),
     ("uneven", "format_version", [1], "is damaged"),
-    ("store", "identity/model", [["nano"]], f"{DAMAGED} (identity.model: "),
-    ("store", "rope_frequencies", [{"0": 1}], f"{DAMAGED} (rope_frequencies: "),
-    ("store", "files", [["k/zarr.json"]], f"{DAMAGED} (files: "),
-    ("sequence", "record/split", [True], f"{DAMAGED} (split: "),
-    ("sequence", "record/token_ids", [["1"] * 5], f"{DAMAGED} (token_ids.0: "),
-    ("results", "files", [[], [1], None, {"rows.jsonl": [1]}, {"x": 1}, "x"], DAMAGED),
-    ("policy", "", [{"held_out": [], "calibration": None,
-       "geometry": {**POLICY.to_dict(), "layers": 3}}],
+    ("policy", "", [{"calibration": None, "geometry": {**POLICY.to_dict(), "layers": 3}}],
      "do not cover 3 layers"),
-    ("policy", "architecture", [None, 3, "forest"], DAMAGED),
-    ("policy", "architecture", ["forest"], "forest"),
-    ("policy", "hyperparameters", [None, [], {}], ""),
-    ("policy", "hyperparameters/head_dim", [True, 8.0, "8", -8, 2**40], ""),
-    ("policy", "hyperparameters/hidden", [True, 0], ""),
-    ("policy", "hyperparameters/reference_length", [MISSING, 2.5, -1, None], ""),
-    ("policy", "hyperparameters/frequencies", [MISSING, True], ""),
-    ("policy", "hyperparameters/inputs",
-     [MISSING, [], "key", ["key", "key"], ["query"], 3], ""),
-    ("policy", "hyperparameters/blocks", [3, None], ""),
-    ("policy", "hyperparameters/neighbours", [-1, 10**9], ""),
-    ("policy", "hyperparameters/key_frequencies", [[True], ["1"], [-1.0], [1e300], 0.5], ""),
-    ("policy", "hyperparameters/temperature", [1.0], ""),
-    ("policy", "geometry", [MISSING, [2, 4, 2, 8], {"layers": 2}], DAMAGED),
-    ("policy", "geometry/layers", [True, 2.0, "2", -2, 2**40], ""),
-    ("policy", "geometry/query_heads", [MISSING, 3], ""),
-    ("policy", "heads",
-     [MISSING, [0], [0, 4, 2], [0, 5], [4, 0], [False, True], "0:4", [-4, 0]], ""),
-    ("policy", "model", [None, [], {"id": 3}, {"id": "a\nb"}], ""),
-    ("policy", "rope", [MISSING, None, "pre", 1], ""),
-    ("policy", "weights", [MISSING, None, "int8"], ""),
-    ("policy", "weights", ["int8"], "weights: Input should be 'float32' or 'bfloat16'"),
+    ("policy", "geometry/head_dim", [4], "do not cover 2 layers"),
+    ("policy", "architecture", ["forest"], f"{DAMAGED} (ValueError: unknown architecture 'forest'"),
+    ("policy", "hyperparameters/reference_length", [MISSING], "hyperparameters are missing"),
+    ("policy", "rope", ["pre"], "keys are not those after RoPE"),
     ("policy", "weights", ["bfloat16"], "_head_00.safetensors holds a ranker of another"),
-    ("policy", "files", [MISSING, [], {}], ""),
-    ("policy", f"files/{HEAD}", [None, {"bytes": 1}], ""),
-    ("policy", f"files/{HEAD}/bytes", [True, 1.5, -1, "1"], ""),
-    ("policy", f"files/{HEAD}/sha256", [None, "", "0" * 63], ""),
-    ("policy", "calibration", [MISSING, [], {}, "share"], ""),
-    ("policy", "calibration", [{**SIMPLE, "values": [[2.0, 1.0]] * 4}], "knots do not increase"),
-    ("policy", "calibration",
-     [{**SIMPLE, "scores": [[0.0, 1.0]] * 3, "values": [[0.0, 1.0]] * 3}],
+    ("policy", "calibration/values", [[[2.0, 1.0, 3.0]] * 4], "knots do not increase"),
+    ("policy", "calibration", [{"target": "share", "scores": KNOTS, "values": KNOTS}],
      "a calibration of 3 heads is not of 4"),
-    ("policy", "calibration",
-     [{**SIMPLE, "scores": [[0.0, 1.0], [0.0]]}, {**SIMPLE, "scores": None}], DAMAGED),
-    ("policy", "calibration/target", [None, 3, "a\nb"], ""),
-    ("policy", "calibration/scores",
-     [[[True, False]] * 4, [["1", "2"]] * 4, [[0.0, 1e300]] * 4], ""),
-    ("policy", "training", [MISSING, None, []], ""),
-    ("policy", "training/seed", [True, 1.5, -1, "1"], ""),
-    ("policy", "training/recipe", [None, {"steps": "many"}], ""),
-    ("policy", "held_out",
-     [MISSING, {}, [{}], [{}] * 5, [None] * 4, [{"skill": True}] * 4], ""),
 ]  # fmt: skip
 """Kind, an entry of its sealed object, what it becomes, and what the line says."""
 
@@ -464,52 +395,6 @@ def test_facts_that_cannot_be_are_refused(tmp_path, kind, path, value, words):
     assert "\n" not in line
 
 
-@pytest.mark.parametrize("kind", ["policy", "store", "sequence", "settings", "budgets", "results"])
-def test_any_part_may_be_foreign(tmp_path, ran, kind):
-    file, read = _make(kind, tmp_path / "a")
-    read()
-    sound, before = read_sealed_json(file), sorted(tmp_path.rglob("*"))
-    refused = []
-    for content in _changed(copy.deepcopy(sound)):
-        write_sealed_json(file, content)
-        refused.append(_line(read))
-    assert sum(map(bool, refused)) > 10
-    assert not ran.exists()
-    assert sorted(tmp_path.rglob("*")) == before
-    text = json.dumps({**sound, SEAL: digest_json(sound)})
-    for hostile, words in {
-        f'{{"format": 0, "format": 0, {text[1:]}': "a key is there twice",
-        f'{{"x": NaN, {text[1:]}': "not what kvp writes",
-        '{"x": ' + "[" * 200_000: "not valid JSON",
-    }.items():
-        file.write_text(hostile)
-        assert words in _line(read)
-
-
-PLAN = SearchPlan(layers=2, target=parse_budget("4"), budget=4, minimum=1, maximum=8, group=2,
-                  generations=1, constraint="project", seed=0)  # fmt: skip
-READERS = {
-    "report": lambda file: report([str(file.parent)]),
-    "resumed eval": RecordFile,
-    "resumed search": lambda file: search(PLAN, lambda some: [0.5] * len(some), Journal(file)),
-}
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_fields_of_rows_may_be_foreign(tmp_path, reader):
-    file = _make("results", tmp_path / "a")[0].parent / "rows.jsonl"
-    if reader == "resumed search":
-        file.unlink()
-        READERS[reader](file)
-    read, rows = partial(READERS[reader], file), list(JsonLines(file))
-    for content in _changed(dict(rows[0])):
-        JsonLines(file).rewrite([content, *rows[1:]])
-        _line(read)  # or a traceback
-    for line in ('{"a": 1, "a": 1}\n', "[" * 200_000 + "\n"):
-        file.write_text(line)
-        assert "rows.jsonl line 1 is damaged" in _line(lambda: list(JsonLines(file)))
-
-
 @pytest.mark.parametrize("side", ["scorer", "allocator"])
 def test_code_that_a_file_names_needs_the_caller_to_name_it(tmp_path, ran, side):
     file, _ = _make("settings", tmp_path / "a")
@@ -524,73 +409,3 @@ def test_code_that_a_file_names_needs_the_caller_to_name_it(tmp_path, ran, side)
     with pytest.raises(UsageError, match="Scorer cannot be made"):
         build_methods([f"tuned:{file}", named])
     assert ran.exists()
-
-
-@pytest.mark.parametrize("name", ["../secret", "{tmp}/secret", "sequences/000000.json"])
-def test_a_manifest_lists_no_other_files(tmp_path, name):
-    file, read = _make("store", tmp_path / "a")
-    content = read_sealed_json(file)
-    content["files"][name.format(tmp=tmp_path)] = "0"
-    write_sealed_json(file, content)
-    assert "it lists files that no trace store has" in _line(read)
-
-
-PIPES = {
-    "config": lambda path: main(["train", "--config", str(path)]),
-    "text": lambda path: main(["compress", str(path), "--policy", "nano", "--out", "x"]),
-    "rows": lambda path: kvp.evaluate(tasks="data", data=str(path), out="x"),
-    "mixture": lambda path: kvp.collect(data=f"chat:1,{path}:1", out="x"),
-    "essays": lambda path: kvp.evaluate(tasks="niah_single_2", essays=str(path), out="x"),
-    "squad": lambda path: kvp.evaluate(tasks="qa_1", squad=str(path), out="x"),
-    "GGUF file": read_gguf,
-    "policy": lambda path: load_policy(path.parent),
-    "settings": load_settings,
-    "budgets": lambda path: make_allocator(f"evolved:{path}"),
-    "store": lambda path: TraceReader(path.parent),
-    "results": lambda path: load_results(path.parent),
-    "context": read_context,
-    "digest": sha256_input,
-    "records": lambda path: list(JsonLines(path)),
-    "tensors": lambda path: read_safetensors(path, KvpError),
-    "ranges": lambda path: read_ranges(path, [(0, 4)]),
-    "model": lambda path: kvp.load_model(str(path.parent)),
-    "model.gguf": lambda path: kvp.load_model(str(path)),
-}
-
-
-@pytest.mark.parametrize("kind", PIPES)
-def test_no_reader_waits_for_a_pipe(tmp_path, kind, monkeypatch, capsys, quiet_pipes):
-    monkeypatch.chdir(tmp_path)
-    names = {"policy": "policy.json", "store": "manifest.json", "results": "manifest.json",
-             "text": "a.txt", "rows": "a.jsonl", "essays": "a.txt",
-             "model": "tokenizer.json", "model.gguf": "model.gguf"}  # fmt: skip
-    path = tmp_path / "made" / names.get(kind, "a.json")
-    path.parent.mkdir()
-    if kind == "model":
-        (path.parent / "config.json").write_text((nano.path() / "config.json").read_text())
-    os.mkfifo(path)
-    quiet_pipes(path.parent)
-    try:
-        assert PIPES[kind](path) == 2
-        said = capsys.readouterr().err
-    except (KvpError, OSError) as refusal:
-        said = str(refusal)
-    assert "regular file" in said or "no such file" in said or "no budget file" in said
-    assert path.name in said
-    assert not Path("x").exists()
-
-
-@pytest.mark.parametrize("size", [8, 2**24, 2**62, 2**64 - 1])
-def test_headers_of_tensors_may_be_huge(tmp_path, size):
-    hostile = (
-        size.to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,9]}}'
-    )
-    file, read = _make("policy", tmp_path / "a")
-    index = read_sealed_json(file)
-    (head := tmp_path / "a" / next(iter(index["files"]))).write_bytes(hostile)
-    index["files"][head.name] = {"sha256": sha256_file(head), "bytes": len(hostile)}
-    write_sealed_json(file, index)
-    assert "is not a readable safetensors file" in _line(read)
-    head.unlink()
-    head.symlink_to("/etc/passwd")
-    assert "truncated or foreign" in _line(read)
