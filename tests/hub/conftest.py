@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
+import flask
 import pytest
 import torch
 from huggingface_hub import constants
+from werkzeug.serving import make_server
 
 from kvp.geometry import Geometry
 from policies.policy_files import PolicyMeta, save_policy
@@ -50,7 +48,6 @@ class Repository:
 class Hub:
     """Repositories by name, and the requests that were answered."""
 
-    url: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
 
@@ -60,59 +57,44 @@ class Hub:
         return self.repositories.setdefault(name, Repository()).add(files)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    hub: Hub
+def _answers(hub):
+    """What a hub says over HTTP, as a WSGI application."""
+    app = flask.Flask("hub")
 
-    def log_message(self, *_):
-        """Keep quiet."""
+    def refuse(code, kind):
+        return {"error": kind}, code, {"X-Error-Code": kind, "X-Error-Message": kind}
 
-    def do_GET(self):
-        path = unquote(urlsplit(self.path).path)
-        self.hub.requests.append(f"{self.command} {path}")
-        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
-            self._info(match[1], match[2] or "main")
-        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/(\w+)", path):
-            files = self.hub.repositories[match[1]].commits[match[2]]
-            self._json([
-                {"type": "file", "path": name, "size": len(data), "oid": _oid(data)}
-                for name, data in files.items()
-            ])  # fmt: skip
-        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/(\w+)/(.+)", path):
-            data = self.hub.repositories[match[1]].commits[match[2]][match[3]]
-            headers = {"ETag": f'"{_oid(data)}"', "X-Repo-Commit": match[2]}
-            self._send(200, data, headers)
-        else:
-            self._error(404, "EntryNotFound")
+    @app.before_request
+    def note():
+        hub.requests.append(f"{flask.request.method} {flask.request.path}")
 
-    def do_HEAD(self):
-        self.do_GET()
-
-    def _info(self, name, revision):
-        repository = self.hub.repositories.get(name)
+    @app.get("/api/models/<org>/<name>")
+    @app.get("/api/models/<org>/<name>/revision/<path:revision>")
+    def info(org, name, revision="main"):
+        repository = hub.repositories.get(f"{org}/{name}")
         if repository is None or repository.private:
-            self._error(401, "RepoNotFound")
-        elif repository.gated:
-            self._error(403, "GatedRepo")
-        elif (commit := repository.resolve(revision)) is None:
-            self._error(404, "RevisionNotFound")
-        else:
-            siblings = [{"rfilename": each} for each in repository.commits[commit]]
-            self._json({"id": name, "sha": commit, "siblings": siblings})
+            return refuse(401, "RepoNotFound")
+        if repository.gated:
+            return refuse(403, "GatedRepo")
+        if (commit := repository.resolve(revision)) is None:
+            return refuse(404, "RevisionNotFound")
+        siblings = [{"rfilename": each} for each in repository.commits[commit]]
+        return {"id": f"{org}/{name}", "sha": commit, "siblings": siblings}
 
-    def _json(self, content):
-        self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
+    @app.get("/api/models/<org>/<name>/tree/<commit>")
+    def tree(org, name, commit):
+        files = hub.repositories[f"{org}/{name}"].commits[commit]
+        return [
+            {"type": "file", "path": file, "size": len(data), "oid": _oid(data)}
+            for file, data in files.items()
+        ]
 
-    def _error(self, code, kind):
-        headers = {"X-Error-Code": kind, "X-Error-Message": kind}
-        self._send(code, json.dumps({"error": kind}).encode(), headers)
+    @app.get("/<org>/<name>/resolve/<commit>/<file>")
+    def resolve(org, name, commit, file):
+        data = hub.repositories[f"{org}/{name}"].commits[commit][file]
+        return data, {"ETag": f'"{_oid(data)}"', "X-Repo-Commit": commit}
 
-    def _send(self, code, data, headers):
-        self.send_response(code)
-        for name, value in {**headers, "Content-Length": str(len(data))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
+    return app
 
 
 def _oid(data):
@@ -133,17 +115,17 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def hub(cache, monkeypatch):
     """A hub that listens on this machine, and a client that knows no other."""
-    handler = type("Handler", (_Handler,), {"hub": Hub()})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    handler.hub.url = f"http://127.0.0.1:{server.server_port}"
+    found = Hub()
+    server = make_server("127.0.0.1", 0, _answers(found), threaded=True)
+    url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", handler.hub.url)
-    template = handler.hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    yield handler.hub
+    yield found
     server.shutdown()
     thread.join()
     server.server_close()

@@ -207,26 +207,16 @@ STORY = 'Who would come? "Find the key," she said, "and count the rest." ' + FIL
 QUESTIONS = [
     "Who signed the treaty of the two rivers?",
     "Question: In which year did the mill burn down?\nAnswer:",
-    "Answer the question based on the given passages. Only give me the answer.",
-    "What is the special magic number for wandering-age mentioned in the provided text?",
     "Find the passage that mentions the lighthouse keeper and give its number.",
-    "How many sheep did the farmer sell? Answer with one number.",
     "Based on the story above, why does the captain turn back?",
 ]
 SPREAD = [
     "Write a one-page summary of the report above.",
-    "Summarize the meeting.\nSummary:",
-    "Please give a brief overview of the main findings of this study.",
     "TL;DR:",
-    "List the ten most common words in the text above.",
     "Please complete the code given below.\ndef read(path):\n    handle = open(path)\n",
-    "import os\n\nclass Reader:\n    def read(self, path):\n        return open(path)\n",
-    "static int add(int a, int b) {\n  return a + b;\n}\nint main() {\n  int c = add(1, 2);\n",
-    "Recap the dialogue in a few sentences.",
-    "What are the 10 most common words in the above list? Answer: The top 10 words are:",
     "Question: Ignore the dots. Which three words are most frequently used above? Answer:",
+    "import os\n\nclass Reader:\n    def read(self, path):\n        return open(path)\n",
     "How often does the name of the harbour occur in the letters? Reply with a number.",
-    "Query: Summarize what the treasurer said.\nAnswer:",
     "Count every sheep that the story names. Do not explain. Keep it short.",
 ]
 WORDINGS = [
@@ -235,7 +225,6 @@ WORDINGS = [
       for before in ("", "The council met in the old hall. ")),
     # Contexts whose beginning says what will be asked; the question is not there yet.
     ("Memorize the words that appear most often.\n1. rope 2. lamp 3. rope 4. oar\n", AGGREGATION),
-    ("Find the three most frequent words. xuqa ... lomu xuqa ... pity xuqa", AGGREGATION),
     (SUMMARY, AGGREGATION),
     ("A number is hidden in this text. Make sure to memorize it.\n" + FILLER, QA),
     ("Answer the question with the passages below.\n\n" + FILLER, QA),

@@ -101,15 +101,12 @@ def test_flags_go_before_yaml_before_the_preset(tmp_path):
         (["--stpes", "3"], "unknown flag --stpes (did you mean --steps?); --help lists all"),
         (["--versoin"], "unknown flag --versoin (did you mean --version?); --help lists all"),
         (["--qqq"], "unknown flag --qqq; --help lists all"),
-        (["--ste", "3"], "unknown flag --ste (did you mean --steps?); --help lists all"),
         ([], "--out is missing"),
         (["--out", "o", "--rule", "smu"],
          "--rule must be sum or largest, got 'smu' (did you mean sum?)"),
         (["--out", "o", "--steps", "many"], "--steps must be a whole number, got 'many'"),
         (["--out", "o", "--steps", "1.5"], "--steps must be a whole number, got '1.5'"),
         (["--out", "o", "--rate", "nan"], "--rate must be a number, got 'nan'"),
-        (["--out", "o", "--rate=-inf"], "--rate must be a number, got '-inf'"),
-        (["--out", "o", "--count", "x"], "--count must be a whole number, got 'x'"),
         (["--out", "o", "--count", "0"], "--count must be at least 1, got 0"),
         (["--out"], "--out needs a value"),
         (["--config", "no-such.yaml"], "--config no-such.yaml: No such file or directory"),
@@ -134,7 +131,6 @@ def test_a_mistake_is_one_line_that_says_what_to_do(argv, message):
         ("- a list", "must hold `name: value` lines"),
         ("a: [", "is no YAML file"),
         ("heads: [a, b]", "--heads takes one value; in YAML write several as `a,b`"),
-        ("heads: {a: b}", "--heads takes one value"),
     ],
 )
 def test_a_mistake_in_yaml_is_one_line(tmp_path, text, message, one_line):
