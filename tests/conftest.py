@@ -9,10 +9,9 @@ import socket
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 import urllib.request
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -175,29 +174,6 @@ def watch(run_until):
         return wait
 
     return watched
-
-
-@pytest.fixture
-def quiet_pipes():
-    """Call with a folder: who waits for one of its pipes soon reads nothing, and does not hang."""
-    ended = threading.Event()
-    started = []
-
-    def write_nothing(folder):
-        def write():
-            while not ended.wait(0.5):
-                for pipe in folder.rglob("*"):
-                    with suppress(OSError):
-                        if pipe.is_fifo():
-                            os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
-
-        started.append(threading.Thread(target=write))
-        started[-1].start()
-
-    yield write_nothing
-    ended.set()
-    for thread in started:
-        thread.join()
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,8 @@ both). Imports no torch.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -174,24 +172,11 @@ def place(name: str | Place) -> Place:
     return ObjectPath(f"{scheme}://{parts[0]}", "/".join(parts[1:]))
 
 
-def regular(path: str, flags: int) -> int:
-    """The `opener` of every `open` of a file that is there: OSError where it is no regular file.
-
-    It never waits for a pipe, and a device or a pipe would give its content once only.
-    """
-    handle = os.open(path, flags | os.O_NONBLOCK)
-    if stat.S_ISREG(os.fstat(handle).st_mode):
-        return handle
-    os.close(handle)
-    raise OSError(errno.EINVAL, "is no regular file: write its content to one", path)
-
-
 def read_bytes(path: Place) -> bytes:
     """The whole content of a file; FileNotFoundError where there is none."""
     if isinstance(path, ObjectPath):
         return path.read_bytes()
-    with open(path, "rb", opener=regular) as stream:
-        return stream.read()
+    return path.read_bytes()
 
 
 def size_of(path: Place) -> int | None:
@@ -211,7 +196,7 @@ def read_ranges(path: Place, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         starts, ends = zip(*spans, strict=True)
         parts = path.ask(lambda store: store.get_ranges(path.key, starts=starts, ends=ends))
         return [*map(bytes, parts)]
-    with open(path, "rb", opener=regular) as stream:
+    with open(path, "rb") as stream:
         return [os.pread(stream.fileno(), stop - start, start) for start, stop in spans]
 
 
@@ -258,9 +243,5 @@ def opened(address: str, process: int) -> Any:  # noqa: ANN401 - a store of obst
 
 
 def retry_seconds() -> float:
-    """How long a request that fails is repeated; AddressError where the variable is no number."""
-    text = os.environ.get("KVP_RETRY_SECONDS", "180")
-    try:
-        return max(float(text), 0.0)
-    except ValueError:
-        raise AddressError(f"KVP_RETRY_SECONDS is no number of seconds: {text!r}") from None
+    """How long a request that fails is repeated."""
+    return float(os.environ.get("KVP_RETRY_SECONDS", "180"))

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kvp.artifacts.addresses import Place, is_address, regular
+from kvp.artifacts.addresses import Place, is_address
 from kvp.artifacts.files import (
     atomic_write_bytes,
     digest_json,
@@ -119,7 +119,7 @@ def differences(theirs: object, ours: object, name: str = "") -> list[str]:
 
 def sha256_file(path: Path) -> str:
     """SHA-256 (hex) of a file's bytes."""
-    with naming(path), open(path, "rb", opener=regular) as stream:
+    with naming(path), path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
-from kvp.artifacts.addresses import Place, regular
+from kvp.artifacts.addresses import Place
 from kvp.artifacts.files import (
     atomic_write_bytes,
     foreign,
@@ -76,7 +76,7 @@ def sealed_safetensors(
     with foreign(path, error, done="read"):
         if path.exists() and (path.is_symlink() or not path.is_file()):
             raise error(f"{path} is no regular file")
-        with open(path, "rb", opener=_no_link) as stream:
+        with path.open("rb") as stream:
             with foreign(path, error, "is not a readable safetensors file"):
                 head, entries, size = _header(stream)
             text = entries.get(_METADATA, {}).get(_HEADER)
@@ -84,11 +84,6 @@ def sealed_safetensors(
                 raise error(f"{path} was not written by {writer}")
             content = kind.check(unseal(parse_json(text)), path, error)
             yield content, size, lambda: load(head + stream.read(size))
-
-
-def _no_link(path: str, flags: int) -> int:
-    """`regular`, of a file that may become a link meanwhile."""
-    return regular(path, flags | os.O_NOFOLLOW)
 
 
 def _header(stream: BinaryIO) -> tuple[bytes, dict[str, Any], int]:

@@ -15,7 +15,6 @@ from gguf import GGUFReader, dequantize
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from kvp.artifacts.addresses import regular
 from kvp.artifacts.files import foreign
 from kvp.errors import KvpError, ModelError
 from kvp.hf.model_config import SLIDING, layer_kinds
@@ -161,7 +160,7 @@ class _BoundedReader(GGUFReader):
 
 @lru_cache(maxsize=1)  # the vocabulary takes seconds to read
 def _read(path: str, _: int) -> Metadata:
-    with open(path, "rb", opener=regular) as file:
+    with open(path, "rb") as file:
         reader = _BoundedReader(file)  # type: ignore[arg-type]  # np.memmap takes it
     name = str(reader.fields["general.architecture"].contents())
     begin = f"{name}."

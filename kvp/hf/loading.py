@@ -165,9 +165,6 @@ def _source(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
         from kvp import nano
 
         return str(nano.path()), {"local_files_only": True}
-    for path in Path(name).iterdir() if Path(name).is_dir() else (Path(name),):
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise ModelError(f"--model {name}: {path.name} is no regular file")
     if name.endswith(GGUF) and (file := Path(name)).is_file():
         require(f"--model {name}", "gguf", "gguf")
         from kvp.hf.gguf_files import read_metadata

@@ -17,10 +17,10 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from kvp.artifacts.addresses import regular
 from kvp.errors import UsageError
 from kvp.plugins import did_you_mean
 from kvp.version import __version__
@@ -206,8 +206,7 @@ def _yaml(path: str, known: Iterable[str]) -> dict[str, Any]:
     import yaml  # no sooner: --help stays fast
 
     try:
-        with open(path, encoding="utf-8", opener=regular) as file:
-            text = file.read()
+        text = Path(path).read_text(encoding="utf-8")
         settings = yaml.safe_load(text)
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from None

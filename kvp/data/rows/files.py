@@ -17,7 +17,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, TypeVar
 
-from kvp.artifacts.addresses import read_bytes, regular
+from kvp.artifacts.addresses import read_bytes
 from kvp.artifacts.files import parse_json
 from kvp.data.rows.values import RowError, plain_row
 from kvp.errors import UsageError, first_line
@@ -93,7 +93,7 @@ _parse = partial(parse_json, parse_constant=int)  # which refuses NaN and Infini
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
-    with open(path, encoding="utf-8-sig", opener=regular) as file:
+    with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 try:
@@ -118,7 +118,7 @@ def _parquet(path: Path) -> Iterator[Row]:
     from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
 
     def load() -> Iterator[Mapping[str, Any]]:
-        with open(path, "rb", opener=regular) as stream, ParquetFile(stream) as file:
+        with open(path, "rb") as stream, ParquetFile(stream) as file:
             if len({*(names := file.schema_arrow.names)}) < len(names):
                 raise ValueError("a column is there twice")
             for batch in file.iter_batches(batch_size=16):  # a few, since a cell may hold a book
