@@ -20,8 +20,6 @@ USER_ERROR = 2
 INTERRUPTED = 130
 TERMINATED = 143
 BROKEN_PIPE = 141
-_LONGEST = 2000
-"""Characters of a line that a program ends with: more is a value that somebody gave."""
 
 
 class KvpError(Exception):
@@ -155,8 +153,5 @@ def _sigterm_raises() -> Iterator[None]:
 
 def _end(prog: str, error: BaseException, message: str, code: int, *more: str) -> int:
     parts = (message, *getattr(error, "__notes__", ()), *more)
-    line = one_line("; ".join(parts))
-    if len(line) > _LONGEST:
-        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
-    print(f"{prog}: {line}", file=sys.stderr)
+    print(f"{prog}: {one_line('; '.join(parts))}", file=sys.stderr)
     return code

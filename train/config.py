@@ -99,8 +99,6 @@ class TrainConfig(
         """Raise ValueError naming a flag that cannot work."""
         super().__post_init__()
         self.recipe()  # making it checks it
-        if self.out.encode(errors="ignore").decode() != self.out:
-            raise ValueError(f"--out {self.out}: TensorBoard can log in folders of UTF-8 alone")
         if self.heads not in (None, AUTO_HEADS):
             start, colon, stop = self.heads.partition(":")
             if not (colon and start.isdecimal() and stop.isdecimal() and int(start) < int(stop)):

@@ -87,7 +87,6 @@ class RankerSettings(Group):
     every place is seen, as in paper."""
 
     MINIMUMS: ClassVar[Bounds] = {"hidden": 1, "neighbours": 0, "reach": 0}
-    MAXIMUMS: ClassVar[Bounds] = {"hidden": 2**16, "neighbours": 1024}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +15,7 @@ from train.data.training_data import recorded_model, recorded_text
 from train.job.prepare import Job, prepare
 from train.job.summary import print_end, print_summary
 from train.learning.calibration import calibrate
-from train.learning.validation import Heuristics, evaluate
+from train.learning.validation import evaluate
 from train.recipe import OF_ORDER
 from train.training import RankerTraining, train_rankers
 
@@ -24,19 +23,14 @@ from train.training import RankerTraining, train_rankers
 def run(config: TrainConfig) -> None:
     """Train from the store `config.traces` and write the policy directory `config.out`.
 
-    Raises StoreError where the store cannot be trained on, UsageError where a flag cannot work, the
-    loss is not finite, or a launcher started several processes without `--heads`.
+    Raises StoreError where the store cannot be trained on, UsageError where a flag cannot work or
+    the loss is not finite.
     """
-    recipe, started = config.recipe(), os.environ.get("WORLD_SIZE", "")
+    recipe = config.recipe()
     if config.heads == AUTO_HEADS:
         from train.head_shards import own_heads  # brings transformers
 
         config = own_heads(config)
-    elif config.heads is None and started.isdecimal() and int(started) > 1:
-        raise UsageError(
-            f"WORLD_SIZE is {started}, but a run is one process: give --heads auto, so that every "
-            "process trains its share of the KV heads, then kvp merge"
-        )
     job = prepare(config, recipe)
     if job.target.is_finished():
         job.target.finish()
@@ -78,7 +72,7 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
         calibration = calibrate(best, contexts, target=target, output_gram=gram)
     phase("evaluating the policy and the attention-free heuristics")
     source, points = job.source(EVALUATED), job.validation_points(config.validation_contexts)
-    result = evaluate(best, map(source.context, points), heuristics=Heuristics(geometry, job.heads))
+    result = evaluate(best, map(source.context, points), geometry=geometry, heads=job.heads)
     meta = PolicyMeta(
         geometry=geometry,
         model=recorded_model(job.traces.manifest),

@@ -120,9 +120,8 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         deadline = time.monotonic() + (_SWEEP_SECONDS if self.shared else 0)
         while True:
             self._here.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
             try:
-                handle = self._handle = os.open(self._lock, flags, 0o666)
+                handle = self._handle = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o666)
             except FileNotFoundError:  # its last holder has deleted the folder meanwhile
                 continue
             self._close = weakref.finalize(self, os.close, handle)

@@ -47,15 +47,14 @@ _OF_ONE_MACHINE = "AWS_CONTAINER_"
 """Beginning of those that mean something on one machine only."""
 
 
-def gpus_of_worker(config: WorkersConfig, device: str) -> float:
+def gpus_of_worker(device: str) -> int:
     """GPUs of each worker; UsageError where `device` names one GPU of many."""
     if ":" in device:
         raise UsageError(
             f"--device {device}: Ray chooses the device of each worker; "
             f"with --engine ray say --device {device.partition(':')[0]}"
         )
-    gpus = config.gpus_per_worker
-    return float(device == "cuda") if gpus is None else gpus
+    return int(device == "cuda")
 
 
 def do_with_ray(
@@ -74,10 +73,12 @@ def do_with_ray(
         UsageError: Ray is not installed, has no room for a worker, or a worker dies again and
             again.
     """
-    gpus = gpus_of_worker(config, device)
+    gpus = gpus_of_worker(device)
     with _session(config.workers) as ray:
         size = _pool_size(ray, config.workers, gpus)
-        _make_folder(config)
+        out: str = vars(config)["out"]
+        if not is_address(out):  # all workers must see it
+            Path(out).mkdir(parents=True, exist_ok=True)
         phase(f"starting {size} workers of Ray")
         environment = {
             name: value for name, value in os.environ.items()
@@ -130,12 +131,6 @@ def _share(folder: str, arguments: list[str], environment: dict[str, str], pickl
             "several machines name a folder that all of them share"
         )
     run(config)
-
-
-def _make_folder(config: Any) -> None:  # noqa: ANN401 - it has --out
-    """Make the folder that all workers must see."""
-    if not is_address(config.out):
-        Path(config.out).mkdir(parents=True, exist_ok=True)
 
 
 def _cause(problem: Any) -> Exception:  # noqa: ANN401 - Ray's own hides it in many lines
@@ -207,15 +202,15 @@ def _silent_stderr() -> Iterator[None]:
         os.close(nothing)
 
 
-def _pool_size(ray: Any, workers: int | None, gpus: float) -> int:  # noqa: ANN401
+def _pool_size(ray: Any, workers: int | None, gpus: int) -> int:  # noqa: ANN401
     """Number of actors; UsageError where not one of them has room."""
     there = ray.cluster_resources()
-    cpus, devices = int(there.get("CPU", 0)), there.get("GPU", 0.0)
-    room = min(cpus, int(devices / gpus)) if gpus else cpus
+    cpus, devices = int(there.get("CPU", 0)), int(there.get("GPU", 0))
+    room = min(cpus, devices) if gpus else cpus
     if room == 0:
         raise UsageError(
-            f"--engine ray: Ray has {cpus} CPUs and {devices:g} GPUs, and each worker takes 1 "
-            f"and {gpus:g}; set --gpus_per_worker, or RAY_ADDRESS to a cluster that has them"
+            f"--engine ray: Ray has {cpus} CPUs and {devices} GPUs, and each worker takes 1 and "
+            f"{gpus}; set RAY_ADDRESS to a cluster that has them"
         )
     if workers is not None and workers > room:
         say(f"note: Ray has room for {room} of {workers} workers")

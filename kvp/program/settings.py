@@ -32,8 +32,6 @@ class Group:
 
     MINIMUMS: ClassVar[Bounds] = {}
     """Smallest value of a setting; None passes."""
-    MAXIMUMS: ClassVar[Bounds] = {}
-    """Largest value of a setting; of whole numbers without one ten million."""
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Values that each `--preset` gives; the first is the default."""
     ADDRESSES: ClassVar[tuple[str, ...]] = ()
@@ -48,7 +46,6 @@ class Group:
         owners = type(self).__mro__
         addresses = {name for owner in owners for name in vars(owner).get("ADDRESSES", ())}
         minimums = ChainMap(*(vars(owner).get("MINIMUMS", {}) for owner in owners))
-        maximums = ChainMap(*(vars(owner).get("MAXIMUMS", {}) for owner in owners))
         for name, value in vars(self).items():
             texts = value if isinstance(value, list | tuple) else [value]
             for text in texts if name not in addresses else ():
@@ -58,8 +55,6 @@ class Group:
                     )
             if name in minimums and value is not None and not value >= minimums[name]:
                 raise ValueError(f"--{name} must be at least {minimums[name]:g}, got {value}")
-            if type(value) is int and value > (maximum := maximums.get(name, 10**7)):
-                raise ValueError(f"--{name} must be at most {maximum:,}, got {value}")
 
     def check_names(self) -> None:
         """Raise KvpError on a name that cannot exist, before what it names is imported."""
@@ -92,7 +87,6 @@ class RunConfig(DeviceConfig):
     """Seed of everything that is drawn or generated."""
 
     MINIMUMS: ClassVar[Bounds] = {"seed": 0}
-    MAXIMUMS: ClassVar[Bounds] = {"seed": 2**63 - 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,13 +221,10 @@ class WorkersConfig(Group):
     """Who does the work: this process (local), or workers that Ray starts (ray, with the extra
     `ray`: pip install -e '.[ray]')."""
     workers: int | None = None
-    """Workers of --engine ray, each with the model in its memory. Without it as many as Ray has
-    devices for."""
-    gpus_per_worker: float | None = None
-    """GPUs that Ray gives each worker; 0.5 lets two share one. Without it 1 for --device cuda,
-    otherwise 0."""
+    """Workers of --engine ray, each with the model in its memory and, with --device cuda, a GPU.
+    Without it as many as Ray has devices for."""
 
-    MINIMUMS: ClassVar[Bounds] = {"rank": 0, "world_size": 1, "workers": 1, "gpus_per_worker": 0}
+    MINIMUMS: ClassVar[Bounds] = {"rank": 0, "world_size": 1, "workers": 1}
 
     def __post_init__(self) -> None:
         """Raise UsageError where flags, or the variables in their place, do not fit."""
@@ -244,8 +235,8 @@ class WorkersConfig(Group):
                 raise UsageError(
                     "--engine ray numbers its workers itself: leave out --rank and --world_size"
                 )
-        elif self.workers is not None or self.gpus_per_worker is not None:
-            raise UsageError("--workers and --gpus_per_worker are for --engine ray")
+        elif self.workers is not None:
+            raise UsageError("--workers is for --engine ray")
 
     @property
     def worker(self) -> Rank:
@@ -254,7 +245,7 @@ class WorkersConfig(Group):
 
     def local(self, **settings: Any) -> Self:  # noqa: ANN401
         """The same job without Ray, with other `settings`."""
-        return replace(self, engine="local", workers=None, gpus_per_worker=None, **settings)
+        return replace(self, engine="local", workers=None, **settings)
 
     def recorded_settings(self) -> dict[str, Any]:
         """All settings but these, which change nothing in what is written."""
@@ -273,7 +264,7 @@ class DryRunConfig(Group):
 def rank_of(rank: int | None, world_size: int | None) -> Rank:
     """The rank that flags give, or else the environment: torchrun's, a Slurm array's, srun's.
 
-    Raises UsageError where only one flag is given or they do not fit, and for arrays with gaps.
+    Raises UsageError where only one flag is given or they do not fit.
     """
     if rank is not None or world_size is not None:
         if rank is None or world_size is None:
@@ -289,7 +280,9 @@ def rank_of(rank: int | None, world_size: int | None) -> Rank:
         if "RANK" in given and "WORLD_SIZE" in given:
             process = Rank(index=int(given["RANK"]), count=int(given["WORLD_SIZE"]))
         elif "SLURM_ARRAY_TASK_ID" in given and "SLURM_ARRAY_TASK_COUNT" in given:
-            process = _array_task(given)
+            first = int(given.get("SLURM_ARRAY_TASK_MIN", 0))
+            count = int(given["SLURM_ARRAY_TASK_COUNT"])
+            process = Rank(index=int(given["SLURM_ARRAY_TASK_ID"]) - first, count=count)
         elif "SLURM_PROCID" in given and "SLURM_NTASKS" in given:
             process = Rank(index=int(given["SLURM_PROCID"]), count=int(given["SLURM_NTASKS"]))
     except ValueError as error:
@@ -297,7 +290,8 @@ def rank_of(rank: int | None, world_size: int | None) -> Rank:
     if process.index >= process.count:
         raise UsageError(
             f"the launcher says process {process.index} of {process.count} (RANK and WORLD_SIZE, "
-            "or SLURM_PROCID and SLURM_NTASKS), counted from 0; give --rank and --world_size"
+            "SLURM_PROCID and SLURM_NTASKS, or an array with gaps or steps), counted from 0; give "
+            "--rank and --world_size"
         )
     return process
 
@@ -305,18 +299,3 @@ def rank_of(rank: int | None, world_size: int | None) -> Rank:
 def local_rank() -> int:
     """Which process of its machine this is, as torchrun or srun say; 0 without them."""
     return int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
-
-
-def _array_task(given: Mapping[str, str]) -> Rank:
-    """The rank in an array from MIN on, in steps; UsageError for a list with gaps (1,5,6)."""
-    task, count = (int(given[f"SLURM_ARRAY_TASK_{name}"]) for name in ("ID", "COUNT"))
-    step = max(1, int(given.get("SLURM_ARRAY_TASK_STEP", 1)))
-    least = int(given.get("SLURM_ARRAY_TASK_MIN", 0))
-    most = int(given.get("SLURM_ARRAY_TASK_MAX", task))
-    index, rest = divmod(task - least, step)
-    if rest or (most - least) // step >= count:
-        raise UsageError(
-            f"array task {task} is one of {count} from {least} to {most}: with gaps the shares of "
-            f"the work are unknown; use -a 0-{count - 1} (what is there is not done again)"
-        )
-    return Rank(index=index, count=count)

@@ -1,6 +1,10 @@
 """kvp eval with two workers of Ray: one results folder, as by one process."""
 
+import shutil
+
 import pytest
+
+from kvp import nano
 
 pytestmark = pytest.mark.ray
 
@@ -18,17 +22,19 @@ def test_two_workers_evaluate_what_one_process_does(
 
 
 def test_errors_of_workers_are_one_line(cluster, end, tmp_path):
-    # Whether a device is there is found out where the model is: in the workers, here without GPU.
-    out = tmp_path / "store"
-    flags = ("--device=cuda", "--gpus_per_worker=0", "--train=1", "--out", out)
+    # Weights are read by workers alone.
+    model = shutil.copytree(nano.path(), tmp_path / "model")
+    for file in model.glob("*.safetensors"):
+        file.unlink()
+    flags = ("--model", model, "--train=1", "--out", tmp_path / "store")
     code, _, errors = end(cluster.start("collect", *flags))
     assert code == 2
-    assert errors.splitlines()[-1].startswith("kvp collect: error: --device cuda is not available")
+    assert errors.splitlines()[-1].startswith(f"kvp collect: error: --model {model}: ")
     assert "Traceback" not in errors
 
 
 def test_a_worker_that_ray_has_no_room_for_is_refused(cluster, end, tmp_path):
-    flags = ("--gpus_per_worker=1", "--train=1", "--out", tmp_path / "store")
+    flags = ("--device=cuda", "--train=1", "--out", tmp_path / "store")
     code, _, errors = end(cluster.start("collect", *flags))
     assert code == 2
     assert "Ray has 2 CPUs and 0 GPUs, and each worker takes 1 and 1" in errors.splitlines()[-1]

@@ -41,11 +41,7 @@ def test_the_paper_preset_states_the_papers_numbers():
     paper = PRESETS["paper"]
     assert (paper.hidden, paper.lr, paper.final_lr, paper.warmup_steps) == (256, 5e-5, 1e-6, 100)
     assert (paper.steps, paper.gradient_clip) == (4_000, 5.0)
-    assert (paper.compress_prompt, paper.compress_context, paper.compress_uniform) == (
-        0.0,
-        0.0,
-        1.0,
-    )
+    assert (paper.compress_prompt, paper.compress_context, paper.compress_uniform) == (0, 0, 1)
 
 
 def test_short_runs_warm_up_for_at_most_a_fifth():
@@ -58,15 +54,9 @@ def test_short_runs_warm_up_for_at_most_a_fifth():
     ("flags", "says"),
     [
         ("--temperature 0", "--temperature must be positive"),
-        ("--temperature -1", "--temperature must be positive"),
         ("--objective rloo --permutations 1", "--permutations must be at least 2"),
-        ("--objective rloo_batch --permutations 0", "--permutations must be at least 1"),
-        ("--sequences -1", "--sequences must be at least 0"),
-        ("--hidden 99999999", "--hidden must be at most 65,536"),
         ("--steps 0", "--steps must be at least 1"),
         ("--lr 0", "--lr must be positive"),
-        ("--min_prefix 1", "--min_prefix must be at least 2"),
-        ("--checkpoint_every 0", "--checkpoint_every must be at least 1"),
         ("--reward unheard", "--reward must be skill or ratio"),
         ("--objective listwisee", "--objective 'listwisee' is unknown (did you mean listwise?)"),
         ("--label kvzipe", "--label 'kvzipe' is unknown (did you mean kvzip?)"),

@@ -147,9 +147,7 @@ def test_every_head_has_one_process(count, total):
     assert [head for share in shares for head in share] == list(range(total))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert min(map(len, shares)) >= 1
-    with pytest.raises(
-        UsageError, match=rf"--heads auto: {total + 1} processes, but only {total} "
-    ):
+    with pytest.raises(UsageError, match=rf"auto: {total + 1} processes, but only {total} "):
         heads_of(Rank(index=0, count=total + 1), total)
 
 
@@ -169,14 +167,6 @@ def test_the_settings_of_one_process(store, tmp_path):
     assert (own.heads, own.out) == ("1:2", str(tmp_path / "out" / "heads-1-2"))
     with pytest.raises(StoreError, match="is not a trace store"):
         own_heads(TrainConfig(heads="auto", out="o", traces=str(tmp_path)))
-
-
-@pytest.mark.usefixtures("second_of_three")
-def test_several_processes_without_heads_are_told_to_share_them(store, tmp_path, capsys):
-    assert train(flags(store, tmp_path / "out")) == 2
-    (error,) = capsys.readouterr().err.splitlines()
-    assert "WORLD_SIZE is 3, but a run is one process: give --heads auto" in error
-    assert not (tmp_path / "out").exists()
 
 
 def test_alone_it_trains_all(store, monkeypatch):

@@ -10,8 +10,7 @@ from kvp.program.settings import Rank, WorkersConfig
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"workers": 2}, "are for --engine ray"),
-        ({"gpus_per_worker": 1.0}, "are for --engine ray"),
+        ({"workers": 2}, "--workers is for --engine ray"),
         ({"engine": "ray", "rank": 0, "world_size": 2}, "leave out --rank and --world_size"),
         ({"engine": "ray", "workers": 0}, "--workers must be at least 1"),
     ],
@@ -28,8 +27,6 @@ def test_a_share_is_that_of_any_launcher():
 
 
 def test_the_gpus_of_a_worker_follow_the_device():
-    config = WorkersConfig(engine="ray", workers=3)
-    assert (gpus_of_worker(config, "cpu"), gpus_of_worker(config, "cuda")) == (0, 1)
-    assert gpus_of_worker(WorkersConfig(engine="ray", gpus_per_worker=0.5), "cuda") == 0.5
+    assert (gpus_of_worker("cpu"), gpus_of_worker("cuda")) == (0, 1)
     with pytest.raises(UsageError, match="with --engine ray say --device cuda"):
-        gpus_of_worker(config, "cuda:1")
+        gpus_of_worker("cuda:1")

@@ -94,7 +94,6 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported():
         "compress a s3://a/b --out o": "--documents cannot lie in an object store (s3://a/b): name",
         "compress a --out o --policy nano+global --gguf g": "llama.cpp holds equal counts in every",
         "eval --model a`b --out o": "cannot be recorded (ValueError: the name 'a`b' has the chara",
-        "eval --prompts 99999999 --out o": "--prompts must be at most 10,000,000, got 99999999",
         "train --device cuda:99999 --traces t --out o": "--device must be cpu, cuda or cuda:INDEX",
         "report results": "kvp report: error: results is not a folder; give the results folder",
     }
