@@ -5,7 +5,7 @@ as the reward, with none protected.
 
 A policy that sees keys, values and positions only is useful where it ranks better than the methods
 that see no more and need no training: the attention-free ones of the registry, with their default
-options, on the same contexts (`Heuristics`). Where the question is seen, kvp eval also shows
+options, on the same contexts (`HEURISTICS`). Where the question is seen, kvp eval also shows
 methods the prompt's last token (docs/decisions.md#last-token), which contexts do not hold: the mean
 key of KeyDiff and the partitions of LagKV differ by that token.
 """
@@ -30,8 +30,12 @@ from train.data.contexts import RankingContext, scores_of
 
 VALIDATED_BUDGETS = parse_budgets("6.25%,12.5%,25%,50%")
 """Budgets whose lost attention is reported."""
-_SAME = ("random_per_layer", "ring")
-"""Methods that rank the tokens of a single head as `random` does, or nearly as `streaming_llm`."""
+HEURISTICS = [
+    name for name in METHODS
+    if attention_free(name) and name not in ("random_per_layer", "ring")
+]  # fmt: skip
+"""Methods to compare with; the two left out rank the tokens of a single head as `random` does, or
+nearly as `streaming_llm`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +85,13 @@ def evaluate(
     rankers: HeadRankers,
     contexts: Iterable[RankingContext],
     *,
-    heuristics: Heuristics | None = None,
+    geometry: Geometry | None = None,
+    heads: range = range(0),
 ) -> HeldOut:
-    """Evaluate `rankers`, and heuristics where they are given; ValueError without contexts."""
+    """Evaluate `rankers`; with the geometry of a model, whose `heads` they rank, heuristics, too.
+
+    Raises ValueError without contexts.
+    """
     skills, compared = [], []
     losses: dict[str, list[Tensor]] = {str(budget): [] for budget in VALIDATED_BUDGETS}
     for context in contexts:
@@ -95,8 +103,8 @@ def evaluate(
         lost = lost_importance(importance, ranked, Protection())
         for budget in VALIDATED_BUDGETS:
             losses[str(budget)].append(attention_lost(lost)[:, budget.tokens(tokens)])
-        if heuristics is not None:
-            compared.append(heuristics.skills(context))  # [M, A]
+        if geometry is not None:
+            compared.append(heuristic_skills(context, geometry, heads))
     if not skills:
         raise ValueError("no held-out contexts")
     means = torch.stack(compared).nanmean(0) if compared else ()
@@ -104,48 +112,38 @@ def evaluate(
         skill=torch.stack(skills).nanmean(0).float(),
         lost={budget: torch.stack(values).mean(0).float() for budget, values in losses.items()},
         contexts=len(skills),
-        heuristics={} if heuristics is None else dict(zip(heuristics.names, means, strict=True)),
+        heuristics=dict(zip(HEURISTICS, means, strict=True)) if compared else {},
     )
 
 
-class Heuristics:
-    """The attention-free heuristics of the registry, for some heads of a model."""
+@torch.no_grad()
+def heuristic_skills(context: RankingContext, geometry: Geometry, heads: range) -> Tensor:
+    """Skill of the M `HEURISTICS` on a context of these consecutive heads of a model.
 
-    def __init__(self, geometry: Geometry, heads: range) -> None:
-        """Expect contexts of these consecutive `heads` of a model."""
-        self._geometry, self._heads = geometry, heads
-        self.names = [name for name in METHODS if attention_free(name) and name not in _SAME]
-
-    @torch.no_grad()
-    def skills(self, context: RankingContext) -> Tensor:
-        """Skill of M heuristics on A heads, [M, A] float32 on the CPU; NaN without signal."""
-        views, skills = self._views(context), []
-        for name in self.names:
-            scorer, scored = METHODS[name](), []
-            for budgets in group_budgets(scorer.needs, grid_budgets(context.length)):
-                at = (replace(view, budget=budgets[-1]) for view in views)
-                scores = torch.cat(score_layers(scorer, at), dim=1)[0].cpu()  # [A, N]
-                scored.append((scores, budgets[-1]))
-            lost = lost_importance(context.importance, scored, UNPROTECTED)
-            skills.append(skill(context.importance, lost))
-        return torch.stack(skills).float().cpu()
-
-    def _views(self, context: RankingContext) -> list[View]:
-        """What every layer shows of the heads."""
-        width, views = self._geometry.kv_heads, []
-        for number, layer in enumerate(self._geometry.model_layers):
-            first = max(self._heads.start, number * width)
-            stop = min(self._heads.stop, (number + 1) * width)
-            if first < stop:
-                part = slice(first - self._heads.start, stop - self._heads.start)
-                views.append(
-                    View(
-                        layer=layer,
-                        heads=slice(first - number * width, stop - number * width),
-                        keys=context.keys[None, part],
-                        values=context.values[None, part],
-                        positions=context.positions[None],
-                        budget=1,
-                    )
+    [M, A] float32 on the CPU; NaN without signal.
+    """
+    width, views = geometry.kv_heads, []
+    for number, layer in enumerate(geometry.model_layers):
+        first, stop = max(heads.start, number * width), min(heads.stop, (number + 1) * width)
+        if first < stop:
+            part = slice(first - heads.start, stop - heads.start)
+            views.append(
+                View(
+                    layer=layer,
+                    heads=slice(first - number * width, stop - number * width),
+                    keys=context.keys[None, part],
+                    values=context.values[None, part],
+                    positions=context.positions[None],
+                    budget=1,
                 )
-        return views
+            )
+    skills = []
+    for name in HEURISTICS:
+        scorer, scored = METHODS[name](), []
+        for budgets in group_budgets(scorer.needs, grid_budgets(context.length)):
+            at = (replace(view, budget=budgets[-1]) for view in views)
+            scores = torch.cat(score_layers(scorer, at), dim=1)[0].cpu()  # [A, N]
+            scored.append((scores, budgets[-1]))
+        lost = lost_importance(context.importance, scored, UNPROTECTED)
+        skills.append(skill(context.importance, lost))
+    return torch.stack(skills).float().cpu()

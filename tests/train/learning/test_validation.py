@@ -10,7 +10,7 @@ from kvp.scoring import View
 from policies.ranker import HeadRankers, RankerSpec
 from policies.registry import METHODS
 from train.data.contexts import RankingContext
-from train.learning.validation import Heuristics, evaluate
+from train.learning.validation import HEURISTICS, evaluate, heuristic_skills
 
 TOKENS, HEADS = 40, 2
 
@@ -78,7 +78,7 @@ def test_evaluation_names_the_head_that_a_heuristic_ranks_better(rankers):
     one = context(peaked(1))
     one.importance[1] = 1 / one.keys[1].norm(dim=-1)
     geometry = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
-    result = evaluate(rankers, iter([one]), heuristics=Heuristics(geometry, range(2)))
+    result = evaluate(rankers, iter([one]), geometry=geometry, heads=range(2))
     assert torch.equal(result.skill, evaluate(rankers, [one]).skill)
     assert result.losing_heads() >= 1
     head = result.per_head()[1]
@@ -89,7 +89,7 @@ def test_evaluation_names_the_head_that_a_heuristic_ranks_better(rankers):
 def test_flat_heads_have_no_best_heuristic(rankers):
     geometry = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
     flat = context(torch.ones(HEADS, TOKENS))
-    result = evaluate(rankers, [flat], heuristics=Heuristics(geometry, range(2)))
+    result = evaluate(rankers, [flat], geometry=geometry, heads=range(2))
     assert result.losing_heads() == 0
     head = json.loads(json.dumps(result.per_head(), allow_nan=False))[0]
     assert (head["skill"], head["best_heuristic"], head["best_heuristic_skill"]) == (None,) * 3
@@ -99,28 +99,11 @@ MODEL = Geometry(layers=3, query_heads=4, kv_heads=4, head_dim=4)
 
 
 def skills_of(context, heads=range(12)):
-    heuristics = Heuristics(MODEL, heads)
-    return dict(zip(heuristics.names, heuristics.skills(context), strict=True))
+    return dict(zip(HEURISTICS, heuristic_skills(context, MODEL, heads), strict=True))
 
 
 def test_the_registry_decides_which_methods_are_compared():
-    assert set(Heuristics(MODEL, range(12)).names) == {
-        "random", "streaming_llm", "knorm", "keydiff", "lagkv",
-    }  # fmt: skip
-
-
-def test_a_head_that_looks_back_belongs_to_streaming_llm_and_one_of_small_keys_to_knorm():
-    random = torch.Generator().manual_seed(3)
-    keys = torch.randn(12, 64, 4, generator=random)
-    importance = torch.rand(12, 64, generator=random)
-    importance[5] = torch.arange(64) ** 2.0  # the newer, the better
-    importance[7] = 1 / keys[7].norm(dim=-1)
-    skills = skills_of(context(importance, keys=keys))
-    for head, best in ((5, "streaming_llm"), (7, "knorm")):
-        assert max(skills, key=lambda name: skills[name][head]) == best
-    assert skills["knorm"][7].item() == pytest.approx(1.0, abs=1e-4)
-    assert skills["streaming_llm"][5] > 0.7  # the first tokens come before the last
-    assert skills["knorm"][5] < 0.5
+    assert set(HEURISTICS) == {"random", "streaming_llm", "knorm", "keydiff", "lagkv"}
 
 
 def test_numbers_are_those_of_one_budget_after_the_other():
