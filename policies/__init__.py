@@ -27,11 +27,6 @@ __all__ = [
 ]  # fmt: skip
 
 _POLICIES = f"{', '.join(BUNDLED)}, a folder, org/name"
-_INSTEAD = {
-    "full": 'for the full cache leave evicting(...) out, or pass budget="100%" with any method',
-    "kvp": f"name the policy itself: {_POLICIES}",
-}
-"""What to do in place of a name that only --methods has."""
 
 
 def resolve_method(scorer: Any, allocator: Any = None) -> tuple[Any, Any]:  # noqa: ANN401
@@ -42,8 +37,6 @@ def resolve_method(scorer: Any, allocator: Any = None) -> tuple[Any, Any]:  # no
     """
     left, rule = both_sides(scorer, allocator)
     if isinstance(left, str):
-        if left in _INSTEAD:
-            raise UsageError(f"unknown method {left!r}: {_INSTEAD[left]}")
         path = is_address(left) or ("/" in left and ":" not in left)
         if path or left in BUNDLED or (left and left not in METHODS and Path(left).is_dir()):
             left = load_policy(left)

@@ -35,8 +35,6 @@ def no_weights(monkeypatch):
         (["--labels=kvzip,snap"], "--labels: no label 'snap'; use kvzip, kvzip_plus"),
         (["--tree_paths=all"], "is about rows of files, and --data ruler names none"),
         (["--train=-1"], "--train must be at least 0"),
-        (["--length=0"], "--length must be at least 1"),
-        (["--max_new_tokens=0"], "--max_new_tokens must be at least 1"),
         (["--tasks= ,"], "--tasks is empty"),
     ],
 )

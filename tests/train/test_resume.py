@@ -4,10 +4,6 @@ import errno
 import os
 import resource
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from unittest.mock import patch
 
 import pytest
@@ -28,32 +24,6 @@ TINY = {
 def flags(store, out, **settings):
     chosen = {"traces": store, "out": out, **TINY, **settings}
     return [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
-
-
-def start(arguments):
-    code = "import sys; from kvp.program.table import train as main; sys.exit(main())"
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code, *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.DEVNULL,
-    )
-
-
-def test_a_killed_run_continues_to_the_same_weights(store, tmp_path, assert_same):
-    common = {"steps": 60, "checkpoint_every": 5, "validate_every": 20}
-    out = tmp_path / "killed"
-    arguments = flags(store, out, **common)
-    process = start(arguments)
-    while not list(out.glob("checkpoints/*.ckpt")) and process.poll() is None:
-        time.sleep(0.02)
-    time.sleep(0.001 * (time.time_ns() // 1000 % 200))  # any moment will do
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (out / "policy.json").exists(), "the run was too short to be killed"
-
-    assert main(arguments) == 0
-    assert main(flags(store, tmp_path / "whole", **common)) == 0
-    assert_same(out, tmp_path / "whole")
 
 
 class Killed(BaseException):
