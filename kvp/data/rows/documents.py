@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,12 @@ def read_documents(
             if part
         ), tally
     tally = Tally()
-    all_threads = settings.tree_paths == "all"
     trees: dict[str, list[tuple[str, Message]]] = {}
     usable: list[Document] = []
 
     def documents(location: str, row: Mapping[str, Any]) -> list[Document]:
         if "message_id" in row and "text" in row and row.get("messages") is None:
-            trees.setdefault(_tree_of(row), []).append((location, row))
+            trees.setdefault(str(row["message_tree_id"]), []).append((location, row))
             return []
         document = replace(forms.document_of(row), location=location)
         tally.unread |= forms.unread_keys(row, document)
@@ -59,31 +59,17 @@ def read_documents(
     for name, members in trees.items():
         try:
             tree = [message for _, message in members]
-            usable += _of_tree(tree, name, members[0][0], all_threads)
-        except (RowError, RecursionError) as error:  # an id that is there twice
+            chats = [*islice(threads(tree), None if settings.tree_paths == "all" else 1)]
+            if not chats:
+                raise RowError("is of a message tree without a reply")
+            usable += [
+                Document(split=split_of(name), turns=turns, location=members[0][0], tree=name)
+                for turns in chats
+            ]
+        except (RowError, RecursionError, TypeError, ValueError) as error:  # ids that come twice
             tally.skipped += [(location, str(error)) for location, _ in members]
-    tally.check(f"--{flag} {data}", usable, hint=f"; accepted columns are {forms.ACCEPTED}")
+    tally.check(f"--{flag} {data}", usable)
     return tuple(usable), tally
-
-
-def _of_tree(
-    messages: Sequence[Message], name: str, location: str, all_threads: bool
-) -> list[Document]:
-    """The best thread of a message tree, or all, of one split."""
-    chats = list(threads(messages))[: None if all_threads else 1]
-    if not chats:
-        raise RowError("is of a message tree without a reply")
-    split = split_of(name)
-    return [Document(split=split, turns=turns, location=location, tree=name) for turns in chats]
-
-
-def _tree_of(row: Message) -> str:
-    """The tree of a message; RowError where it, the message or its parent has no usable name."""
-    for column in ("message_id", "parent_id", "message_tree_id"):
-        root = column == "parent_id" and row.get(column) is None
-        if not root and not isinstance(row.get(column), str | int):
-            raise RowError(f"has no usable {column}")
-    return str(row["message_tree_id"])
 
 
 def threads(messages: Iterable[Message]) -> Iterator[tuple[Turn, ...]]:
@@ -92,25 +78,18 @@ def threads(messages: Iterable[Message]) -> Iterator[tuple[Turn, ...]]:
     Messages have `message_id`, `parent_id`, `role`, `text` and optionally `rank` (0 is best) and
     `deleted`. User and assistant take turns; a message of the user that nobody answers ends no
     thread. Then follow the threads that leave the best reply once, at the root first, then those
-    that do so twice, or take a worse one, and so on. A thread with a message without text is left
-    out; RowError where it is the only one.
+    that do so twice, or take a worse one, and so on. Raises RowError at a thread with a message
+    without text.
     """
     replies: dict[object, list[Message]] = {}
     for message in messages:
         if not message.get("deleted"):
             replies.setdefault(message.get("parent_id"), []).append(message)
-    refusal: RowError | None = None
-    usable = 0
     pairs = [*_threads(replies, (), 0)]  # the best first, then those next to them
     for _, thread in sorted(reversed(pairs), key=lambda pair: pair[0]):
-        turns = [{"role": reply.get("role"), "content": reply.get("text")} for reply in thread]
-        try:
-            yield forms.alternating_turns(turns)
-            usable += 1
-        except RowError as error:
-            refusal = refusal or error
-    if refusal and not usable:
-        raise refusal
+        yield forms.alternating_turns(
+            [{"role": reply.get("role"), "content": reply.get("text")} for reply in thread]
+        )
 
 
 def _threads(
@@ -134,7 +113,5 @@ def _threads(
 
 
 def _rank(message: Message) -> float:
-    try:
-        return float(message["rank"])
-    except (KeyError, TypeError, ValueError):
-        return math.inf
+    rank = message.get("rank")
+    return math.inf if rank is None else float(rank)

@@ -51,9 +51,9 @@ def read_rows(data: str, flag: str, left_out: list[str] | None = None) -> Iterat
         if path.is_dir():
             yield from _folder(path, flag, left_out)
         elif path.exists():
-            if reader is None and path.is_file():
+            if reader is None or not path.is_file():  # a pipe is read once
                 raise UsageError(f"--{flag} {data}: unknown kind of file; use one of {KINDS}")
-            yield from (reader or _json_lines)(path)  # which refuse pipes
+            yield from reader(path)
         elif reader is not None or data.startswith((".", "/", "~")) or data.count("/") > 1:
             # Of a data set of the hub no name is written like this.
             raise UsageError(f"--{flag} {data}: no such file or folder")
@@ -118,9 +118,7 @@ def _parquet(path: Path) -> Iterator[Row]:
     from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
 
     def load() -> Iterator[Mapping[str, Any]]:
-        with open(path, "rb") as stream, ParquetFile(stream) as file:
-            if len({*(names := file.schema_arrow.names)}) < len(names):
-                raise ValueError("a column is there twice")
+        with ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=16):  # a few, since a cell may hold a book
                 yield from batch.to_pylist()
 
@@ -136,9 +134,8 @@ def _folder(folder: Path, flag: str, left_out: list[str] | None) -> Iterator[Row
             f"--{flag} {folder}: no data in this folder; it may hold files of kind {KINDS}"
         )
     for file in files:
-        rows, nothing = read_rows(str(file), flag), ("", RowError("has nothing in it"))
-        for location, row in chain([next(rows, nothing)], rows):
-            yield f"{file.relative_to(folder)} {location}".strip(), row
+        for location, row in read_rows(str(file), flag):
+            yield f"{file.relative_to(folder)} {location}", row
 
 
 def _hub(name: str, flag: str) -> Iterator[Row]:
@@ -171,10 +168,7 @@ READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
     ".json": _json,
     ".parquet": _parquet,
 }
-"""Readers by suffix."""
-
 KINDS = ", ".join((*READERS, *TEXT_SUFFIXES))
-"""Suffixes of files that can be read."""
 
 
 def read_text(path: str | None, flag: str) -> tuple[str, Tally]:
@@ -232,23 +226,17 @@ class Tally:
                 yield location, parse(location, plain_row(row))
             except RowError as error:
                 self.skipped.append((location, str(error)))
-            except RecursionError:
-                self.skipped.append((location, "is nested too deeply"))
-            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
                 reason = f"has cells of another form ({type(error).__name__}: {error})"
                 self.skipped.append((location, reason))
 
-    def check(
-        self, what: str, usable: Collection[object], use: str = "can be used", hint: str = ""
-    ) -> None:
+    def check(self, what: str, usable: Collection[object], use: str = "can be used") -> None:
         """Raise UsageError, which begins with `what`, where no row is there, or usable."""
         if not self.rows:
             raise UsageError(f"{what}: there is nothing in it")
         if not usable:
             why = f": {list_first(self.skipped[:1])}" if self.skipped else ""
-            raise UsageError(
-                f"{what}: none of its {self.rows} rows {use}{why}{hint} (docs/data.md)"
-            )
+            raise UsageError(f"{what}: none of its {self.rows} rows {use}{why} (docs/data.md)")
 
     def notes(self, what: str) -> tuple[str, ...]:
         """One line on rows, files and keys that are not used; it begins with `what`."""

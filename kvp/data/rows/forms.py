@@ -17,27 +17,20 @@ from kvp.data.task import REPLY_TOKENS, Sample
 
 Turn = Mapping[str, str]
 
-ACCEPTED = (
-    "text; messages or conversations; prompt, with or without completion; context and question, "
-    "with answer; question alone; questions of a context; message trees "
-    "(message_id, parent_id, message_tree_id, role, text)"
-)
-"""Columns that a row may have, for messages."""
-
 _ROLES = {
     "user": "user", "prompter": "user", "human": "user",
     "assistant": "assistant", "gpt": "assistant",
 }  # fmt: skip
-_MOST_NEW_TOKENS = 2**20
 _TURN_KEYS = (("role", "from"), ("content", "value"))
 _ANSWERS = ("answer", "answers")
 """Columns with the texts of right answers; the first one that is there counts."""
 _QUESTIONS = ("question", "questions")
 _CHOICES = ("choices", "endings", "choice0")
 """Columns with texts to choose from."""
-_TARGET = {*_ANSWERS, "task", "metric", "answer_prefix", "max_new_tokens"}
 _DIALOGUE = {"messages", "conversations", "prompt", "completion", "metric"}
-_QUESTION = {"context", *_QUESTIONS}
+_ASKED = {
+    *_DIALOGUE, *_ANSWERS, *_QUESTIONS, "context", "task", "answer_prefix", "max_new_tokens",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions
@@ -54,15 +47,11 @@ class Document:
     """Running text of a whole file, which gives as many prompts as fit into it."""
     turns: tuple[Turn, ...] = ()
     """A dialogue: user and assistant in turn, the assistant last."""
-    alone: bool = False
-    """A dialogue that is a prompt of its own. Its last turn, the assistant's, is empty where the
-    row has no reply."""
     tree: str = ""
     """Name of the message tree that a dialogue is a thread of."""
     questions: tuple[Sample, ...] = ()
-    """Questions of one context, at least one; of a dialogue that is `alone` at most one, without
-    texts: what the answer is compared with. Without the id, the split and the reply, which samples
-    get later; their task is empty where the row names none."""
+    """Questions of one context, or a chat that is a prompt of its own. Without the id, the split
+    and the reply, which samples get later; their task is empty where the row names none."""
 
 
 def document_of(row: Mapping[str, Any]) -> Document:
@@ -88,8 +77,7 @@ def document_of(row: Mapping[str, Any]) -> Document:
 
 def unread_keys(row: Mapping[str, Any], document: Document) -> set[str]:
     """Keys of a row, and of its questions, that its form does not have."""
-    form = {"text"} if document.text else _DIALOGUE if document.turns else _QUESTION
-    read = form | _TARGET if document.alone or document.questions else form
+    read = {"text"} if document.text else _DIALOGUE if document.turns else _ASKED
     unread = {key for key, cell in row.items() if key not in read and cell is not None}
     asked = row.get("questions")
     for question in asked if "questions" in read and isinstance(asked, list) else ():
@@ -136,31 +124,36 @@ def alternating_turns(turns: Sequence[object]) -> tuple[Turn, ...]:
 
 def _dialogue(turns: tuple[Turn, ...], row: Mapping[str, Any]) -> Document:
     """A dialogue; with a metric of its own a prompt that is answered, its reply the reference."""
-    document = Document(split=split_of(json.dumps(turns)), turns=turns)
-    if row.get("metric") in (None, "", "none"):
-        return document
-    target = _target({**row, "answer": turns[-1]["content"]})
-    return replace(document, alone=True, questions=(target,))
+    if row.get("metric") in (None, "none"):
+        return Document(split=split_of(json.dumps(turns)), turns=turns)
+    return _answered(turns, {**row, "answer": turns[-1]["content"]})
+
+
+def _answered(turns: tuple[Turn, ...], row: Mapping[str, Any]) -> Document:
+    """A chat whose last turn is answered; a single message is a question."""
+    target = _target(row)
+    if len(turns) == 2:
+        asked = replace(target, question=turns[0]["content"])
+    else:
+        reply = {**turns[-1], "content": ", ".join(target.references)}
+        asked = replace(target, messages=(*turns[:-1], reply))
+    return Document(split=split_of(json.dumps(turns)), questions=(asked,))
 
 
 def _prompt(row: Mapping[str, Any]) -> Document:
     """`prompt` and `completion`, each a text or a list of messages; without one, no reply."""
+    prompt: Any
+    completion: Any
     prompt, completion = (
         [{"role": role, "content": value}] if isinstance(value, str) else value
         for role, value in (("user", row["prompt"]), ("assistant", row.get("completion")))
     )
-    if not isinstance(prompt, Sequence) or not isinstance(completion, Sequence | None):
-        raise RowError("has a prompt or completion that is neither text nor a list of messages")
     if completion:
         return _dialogue(alternating_turns([*prompt, *completion]), row)
     turns = alternating_turns([*prompt, {"role": "assistant", "content": "-"}])
-    document = _dialogue(turns, {})
     if turns[-1]["content"] != "-":
         raise RowError("has a prompt in which user and assistant do not take turns")
-    target = _target(row)
-    questions = (target,) if target.references else ()
-    reply = {**turns[-1], "content": ", ".join(target.references)}
-    return replace(document, turns=(*turns[:-1], reply), alone=True, questions=questions)
+    return _answered(turns, row)
 
 
 def _questions(row: Mapping[str, Any]) -> Document:
@@ -207,23 +200,17 @@ def _target(row: Mapping[str, Any]) -> Sample:
     metric = name_in(row, "metric") or default
     if metric not in METRIC_NAMES:
         raise RowError(f"has metric {metric!r}, which is not one of {', '.join(METRIC_NAMES)}")
+    new_tokens = row.get("max_new_tokens")
+    if new_tokens is None:
+        new_tokens = REPLY_TOKENS
+    if type(new_tokens) is not int or new_tokens < 1:  # True is no number
+        raise RowError(f"has max_new_tokens {new_tokens!r:.40}, which is no whole number above 0")
     return Sample(
         id="",
         task=task,
         split="",
         answer_prefix=name_in(row, "answer_prefix"),
         references=answers,
-        max_new_tokens=_new_tokens(row.get("max_new_tokens")),
+        max_new_tokens=new_tokens,
         metric=metric,
-    )
-
-
-def _new_tokens(given: object) -> int:
-    if given is None:
-        return REPLY_TOKENS
-    if type(given) is int and 1 <= given <= _MOST_NEW_TOKENS:  # True is no number
-        return given
-    raise RowError(
-        f"has max_new_tokens {given!r:.40}, which is not a whole number from 1 to "
-        f"{_MOST_NEW_TOKENS}"
     )

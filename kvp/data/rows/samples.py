@@ -56,7 +56,8 @@ def row_samples(
     random.Random(f"order/{settings.split}/{settings.seed}").shuffle(of_split)
     name = name_of(data)
     count = TokenCounter(tokenizer, settings.length)
-    maker = _SampleMaker(settings, count, task or name, dialogues)
+    blank = blank_sample(settings, task or name, "")
+    maker = _SampleMaker(settings, count, blank, dialogues)
     first = islice(maker.samples(of_split), settings.count)
     questions = (question for document in of_split for question in document.questions)
     asked = Counter(question.context for question in questions if question.context)
@@ -68,12 +69,12 @@ def row_samples(
         )
         for number, sample in enumerate(first)
     ]
-    more = None
-    trees = any(document.tree for document in of_split)
-    if trees and len(samples) < settings.count and settings.tree_paths == "best":
-        more = "one thread of each message tree is used; --tree_paths all takes every one"
-    notes = [f"--{flag} {data}: {note}" for note in (maker.note(), more) if note]
-    return Source.of(samples, [*tally.notes(f"--{flag} {data}"), *notes])
+    notes = [*tally.notes(what := f"--{flag} {data}")]
+    if skipped := maker.skipped:
+        rows = "row" if len(skipped) == 1 else "rows"
+        left_out = f"{what}: {settings.split} split: left out {len(skipped)} {rows}"
+        notes.append(f"{left_out}: {list_first(skipped)}")
+    return Source.of(samples, notes)
 
 
 def name_of(data: str) -> str:
@@ -89,41 +90,30 @@ class _SampleMaker:
     settings: TaskSettings
     count: TokenCounter
     """Of all samples: questions share contexts, which are tokenised once."""
-    name: str
+    blank: Sample
     dialogues: bool
     skipped: list[Skipped] = field(default_factory=list)
 
-    def note(self) -> str | None:
-        """One line on rows and chats left out of this split, None without any."""
-        if not self.skipped:
-            return None
-        rows = "row" if len(self.skipped) == 1 else "rows"
-        first = list_first(self.skipped)
-        return f"{self.settings.split} split: left out {len(self.skipped)} {rows}: {first}"
-
     def samples(self, documents: Sequence[Document]) -> Iterator[Sample]:
         """Chats first, then single rows; data have one of the forms, as a rule."""
-        yield from self._chats([chat for chat in documents if chat.turns and not chat.alone])
+        yield from self._chats([document for document in documents if document.turns])
         for document in documents:
             if self.dialogues and not document.turns:
                 self.skipped.append((document.location, "is not a dialogue"))
             elif document.text:
                 yield from self._stretches(document)
-            elif document.alone or document.questions:
-                for sample in self._document_samples(document):
-                    if fault := self._fault(sample):
-                        self.skipped.append((document.location, fault))
-                    else:
-                        yield sample
-
-    def _blank(self) -> Sample:
-        return blank_sample(self.settings, self.name, "")
+            for asked in () if self.dialogues else document.questions:
+                sample = self._with_reply(asked)
+                if fault := self._fault(sample):
+                    self.skipped.append((document.location, fault))
+                else:
+                    yield sample
 
     def _chats(self, dialogues: Sequence[Document]) -> Iterator[Sample]:
         metric, length = self.settings.metric or NONE, self.settings.length
 
         def prompt_tokens(turns: Sequence[Turn]) -> int:
-            return self.count(replace(self._blank(), messages=tuple(turns)))
+            return self.count(replace(self.blank, messages=tuple(turns)))
 
         def left_out(dialogue: Document | None, tokens: int) -> None:
             if dialogue is not None:
@@ -134,33 +124,17 @@ class _SampleMaker:
 
         for turns in pack(in_rounds(dialogues), prompt_tokens, length, left_out):
             references = () if metric == NONE else (turns[-1]["content"],)
-            yield replace(self._blank(), messages=turns, metric=metric, references=references)
+            yield replace(self.blank, messages=turns, metric=metric, references=references)
 
-    def _document_samples(self, document: Document) -> Iterator[Sample]:
-        """The samples of a row's questions, or of its prompt; of one message it is a question."""
-        turns = document.turns
-        samples = [self._question(question) for question in document.questions]
-        if not samples:
-            reply = turns[-1]["content"]
-            references = (reply,) if reply and self.settings.metric else ()
-            metric = self.settings.metric or NONE
-            samples = [replace(self._blank(), metric=metric, references=references)]
-        for sample in samples:
-            if len(turns) == 2:
-                reply = sample.reply or turns[1]["content"]
-                yield replace(sample, question=turns[0]["content"], reply=reply)
-            else:
-                yield replace(sample, messages=turns) if turns else sample
-
-    def _question(self, asked: Sample) -> Sample:
+    def _with_reply(self, asked: Sample) -> Sample:
+        """The sample of a question: its reply is all that must be found, or the first spelling."""
         metric = self.settings.metric or asked.metric
-        # The reference answer: all that must be found, or the first of several spellings.
         answers = asked.references if metric == "all" else asked.references[:1]
         space = "" if not answers or asked.answer_prefix[-1:].isspace() else " "
         return replace(
             asked,
             split=self.settings.split,
-            task=asked.task or self.name,
+            task=asked.task or self.blank.task,
             metric=metric,
             reply=space + ", ".join(answers),
         )
@@ -201,7 +175,7 @@ class _SampleMaker:
                     reason = f"is no longer than --length {self.settings.length}"
                     self.skipped.append((document.location, reason))
                 return
-            yield replace(self._blank(), context=context, reply=reply)
+            yield replace(self.blank, context=context, reply=reply)
             text = rest.lstrip() if document.long else ""
 
     def _shorten_text(self, text: str) -> str:
@@ -209,7 +183,7 @@ class _SampleMaker:
         low, high = 1, min(len(text), self.settings.length * CHARACTERS) + 1
         while high - low > 1:
             middle = (low + high) // 2
-            start = replace(self._blank(), context=text[:middle])
+            start = replace(self.blank, context=text[:middle])
             fits = encode(start, self.count.tokenizer).prompt_length <= self.settings.length
             low, high = (middle, high) if fits else (low, middle)
         if low == len(text):

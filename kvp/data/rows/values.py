@@ -21,7 +21,7 @@ class RowError(Exception):
 def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with its columns as JSON would hold them: None where a value is missing or empty.
 
-    Raises RowError for a text that cannot be written in UTF-8 and a number that is not finite.
+    Raises RowError for a text that cannot be written in UTF-8.
     """
     plain = {name: plain_value(cell) for name, cell in row.items()}
     return {name: None if cell == "" else cell for name, cell in plain.items()}
@@ -41,8 +41,6 @@ def plain_value(value: object) -> Any:  # noqa: ANN401
     elif isinstance(value, float):
         if math.isnan(value):
             return None
-        if math.isinf(value):
-            raise RowError("has a number that is not finite")
         return int(value) if value.is_integer() and abs(value) < _EXACT else value
     return value
 

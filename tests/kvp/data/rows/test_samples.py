@@ -8,9 +8,8 @@ import pytest
 from kvp.data.encode import TokenCounter, encode
 from kvp.data.rows.documents import read_documents, threads
 from kvp.data.rows.samples import row_samples
-from kvp.data.rows.values import RowError
 from kvp.data.synthetic.text import SPLITS, split_of
-from kvp.data.task import TaskSettings, blank_sample, context_of
+from kvp.data.task import TaskSettings, blank_sample, context_name, context_of
 from kvp.data.tasks import find_task
 from kvp.errors import UsageError
 
@@ -45,24 +44,15 @@ def test_all_threads_the_best_first():
     assert list(threads(reversed(TREE))) == found
 
 
-def test_a_message_without_text_costs_its_threads_alone():
-    tree = [message("a"), message("ab", text=None, rank=0), message("ac", rank=1)]
-    assert [names(thread) for thread in threads(tree)] == ["ac"]
-    with pytest.raises(RowError, match="has no text in a message"):
-        list(threads(tree[:2]))
-
-
 def flat(number):
     """A tree of three threads."""
-    tree = {"message_tree_id": f"t{number}"}
-    replies = [
+    tree = {"message_tree_id": f"t{number}", "lang": "en"}
+    root = {"message_id": str(number), "parent_id": None, "role": "prompter", **tree}
+    return [{**root, "text": f"{number} question"}] + [
         {"message_id": f"{number}/{n}", "parent_id": str(number), "role": "assistant", "rank": n,
-         "text": f"{number} reply {n} " + "word " * 20, "lang": "de" if number % 4 else "en",
-         **tree}
+         "text": f"{number} reply {n} " + "word " * 20, **tree}
         for n in range(3)
     ]  # fmt: skip
-    root = {"message_id": str(number), "parent_id": None, "role": "prompter", **tree}
-    return [{**root, "text": f"{number} question", "lang": replies[0]["lang"]}, *replies]
 
 
 def settings(**changes):
@@ -87,11 +77,8 @@ def test_as_many_threads_as_asked_for(tmp_path, paths, expected, jsonl):
     rows = [row for number in range(4) for row in flat(number)]
     data = jsonl(tmp_path / "t.jsonl", *rows)
     usable, _ = read_documents(data, "data", settings(tree_paths=paths))
-    assert len(usable) == 4 * expected
-    trees = [one.tree for one in usable]
-    assert [trees.count(tree) for tree in dict.fromkeys(trees)] == [expected] * 4
-    for tree in set(trees):
-        assert {one.split for one in usable if one.tree == tree} == {split_of(tree)}
+    assert [one.tree for one in usable] == [f"t{n}" for n in range(4) for _ in range(expected)]
+    assert all(one.split == split_of(one.tree) for one in usable)
 
 
 def test_a_tree_without_a_reply_is_skipped(tmp_path, jsonl):
@@ -114,9 +101,7 @@ def test_chats_have_one_thread_of_a_tree_and_no_tree_is_in_two_splits(tmp_path, 
         for sample in source:
             assert 450 <= encode(sample, tokenizer).prompt_length <= 900
         of_split[split] = {tree for chat in found for tree in chat}
-    assert not of_split["train"] & of_split["test"]
-    assert not of_split["train"] & of_split["validation"]
-    assert not of_split["test"] & of_split["validation"]
+    assert sum(map(len, of_split.values())) == len(set.union(*of_split.values()))
     best = chats(data, tokenizer, tree_paths="best")
     everything = chats(data, tokenizer, tree_paths="all")
     assert len(everything) > 2.5 * len(best)
@@ -138,10 +123,6 @@ def test_tokens_of_a_chat_are_those_of_its_encoding(tokenizer, plain_tokenizer, 
             assert count(chat) == encode(chat, kind).prompt_length
 
 
-def measured(data, tokenizer, **changes):
-    return chats(data, tokenizer, **{"length": 300, "needs_reply": True, **changes})
-
-
 def test_questions_of_one_context_share_its_name(tmp_path, tokenizer, jsonl):
     rows = [
         {
@@ -152,18 +133,13 @@ def test_questions_of_one_context_share_its_name(tmp_path, tokenizer, jsonl):
         {"context": "third", "question": "q1", "answer": "a"},
         {"context": "third", "question": "q2", "answer": "a"},
     ]
-    source = measured(jsonl(tmp_path / "my.jsonl", *rows), tokenizer)
-    names = {}
+    source = chats(jsonl(tmp_path / "my.jsonl", *rows), tokenizer)
+    assert len(source) == 5
     for number, sample in enumerate(source):
-        assert sample.id.startswith(f"my/all/0/{number}")
-        names.setdefault(sample.context, set()).add(context_of(sample.id))
-    assert {context: len(found) for context, found in names.items()} == {
-        "first": 1, "second": 1, "third": 1,
-    }  # fmt: skip
-    assert len(set.union(*names.values())) == 3
-    (alone,) = names["second"]
-    assert "@" not in alone
-    fewer = measured(str(tmp_path / "my.jsonl"), tokenizer, count=2)
+        end = "" if sample.context == "second" else context_name(sample.context)
+        assert sample.id == f"my/all/0/{number}{end}"
+        assert context_of(sample.id) == (end or sample.id)
+    fewer = chats(str(tmp_path / "my.jsonl"), tokenizer, count=2)
     assert [sample.id for sample in fewer] == [sample.id for sample in source][:2]
 
 
@@ -175,18 +151,16 @@ def test_the_metric_of_all_rows(tmp_path, tokenizer, jsonl):
         {"prompt": "p", "answers": ["8", "9"]},
         {"messages": talk},
         {"text": "words " * 99},
-        {"question": "q", "answer": None},
     ]
     data = jsonl(tmp_path / "my.jsonl", *rows)
-    own = {sample.references: sample.metric for sample in measured(data, tokenizer)}
+    own = {sample.references: sample.metric for sample in chats(data, tokenizer, length=300)}
     assert own == {(): "none", ("7",): "f1", ("seven",): "all", ("8", "9"): "all"}
-    source = measured(data, tokenizer, metric="rouge_l")
+    source = chats(data, tokenizer, length=300, metric="rouge_l")
     assert {sample.references: sample.metric for sample in source} == dict.fromkeys(
         [("7",), ("seven",), ("8", "9"), ("Hello",)], "rouge_l"
     )
     assert "line 5 is running text, not for metric rouge_l" in source.notes[0]
-    assert "line 6 has no answer to measure" in source.notes[0]
-    source = measured(data, tokenizer, metric="number")
+    source = chats(data, tokenizer, length=300, metric="number")
     assert "line 2 has an answer without a number, for metric number" in source.notes[0]
 
 
