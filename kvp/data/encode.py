@@ -135,27 +135,24 @@ def _pieces_of(
 
 def _strip_turns(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Sample:
     """The sample without the white space around its turns that the chat template removes."""
-    turns = sample.messages or ()
-    texts = [turn["content"] for turn in turns] or [sample.context + sample.question]
-    before = [text[: len(text) - len(text.lstrip())] for text in texts]
-    after = [text[len(text.rstrip()) :] if text.strip() else "" for text in texts]
-    if not any(before + after):
+    given = sample.messages or ({"role": "user", "content": sample.context + sample.question},)
+    bare = [turn["content"].strip() for turn in given]
+    if all(turn["content"] == text for turn, text in zip(given, bare, strict=True)):
         return sample
-    roles = [turn["role"] for turn in turns] or ["user"]
-    bare, led, followed = (
-        list(map(len, template_frame(roles, tokenizer, prompt=False, around=around)))
-        for around in ((), [s + "{}" for s in before], ["{}" + s for s in after])
-    )
-    kept = []
-    for n, text in enumerate(texts):
-        start = len(before[n]) - (led[n] - bare[n])
-        kept.append(text[start : len(text) - len(after[n]) + followed[n + 1] - bare[n + 1]])
-    if turns:
-        written = ({**turn, "content": content} for turn, content in zip(turns, kept, strict=True))
-        return replace(sample, messages=tuple(written))
-    (text,) = kept
-    size = max(0, len(sample.context) - texts[0].find(text))  # what is left of the context
-    return replace(sample, context=text[:size], question=text[size:])
+    frame = template_frame([turn["role"] for turn in given], tokenizer, prompt=False)
+    written, end = render_chat(given, tokenizer), 0
+    kept: list[str] = []
+    for text, before, after in zip(bare, frame[:-1], frame[1:], strict=True):
+        start = end + len(before)
+        end = written.find(after, written.find(text, start) + len(text)) if after else len(written)
+        kept.append(written[start:end])
+    if [text.strip() for text in kept] != bare:
+        return sample  # `_pieces_of` says so
+    if sample.messages:
+        turns = ({**turn, "content": text} for turn, text in zip(given, kept, strict=True))
+        return replace(sample, messages=tuple(turns))
+    size = max(0, len(sample.context) - given[0]["content"].find(kept[0]))  # the context's share
+    return replace(sample, context=kept[0][:size], question=kept[0][size:])
 
 
 def _question(
@@ -196,20 +193,14 @@ def _chat(
 
 
 def template_frame(
-    roles: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    prompt: bool = True,
-    around: Sequence[str] = (),
+    roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, prompt: bool = True
 ) -> list[str]:
     """What a chat template writes before, between and after contents: one more than `roles`.
 
-    With `prompt` the last one opens the assistant's turn. `around` has white space to write around
-    the contents `{}`; where the template keeps it, it counts as the template's.
+    With `prompt` the last one opens the assistant's turn.
     """
     marks = [f"\ue000{number}\ue001" for number in range(len(roles))]
-    contents = [space.format(mark) for space, mark in zip(around, marks, strict=False)] or marks
-    messages = [{"role": r, "content": content} for r, content in zip(roles, contents, strict=True)]
+    messages = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
     text = render_chat(messages, tokenizer, prompt=prompt)
     if _MARK.findall(text) != marks:
         raise ModelError(f"{name_template(tokenizer)} drops, repeats or reorders messages")

@@ -1,7 +1,6 @@
 """Chat templates of any kind: what they write is fed as it is, or refused in one line."""
 
 import json
-import shutil
 from itertools import product
 
 import pytest
@@ -14,7 +13,6 @@ from kvp.data.rows.samples import row_samples
 from kvp.data.task import Sample, TaskSettings
 from kvp.errors import KvpError, ModelError, UsageError
 from kvp.hf.contexts import context_ids
-from kvp.program.table import main
 
 LOOP = (
     "{% for message in messages %}{{ '<|start|>' + message.role + '\\n' }}{{ CONTENT }}<|end|>\n"
@@ -28,35 +26,19 @@ def content(expression):
 
 
 PLAIN = content("message.content")
-HOSTILE = {
-    "division": ("{{ 1 / 0 }}", "division by zero"),
-    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
-    "syntax": ("{% for %}", "refuses the chat"),
-    "half a character": (PLAIN + "{{ '\\ud800' }}", "refuses the chat"),
-    "lines": ("{{ raise_exception('one\\ntwo') }}", "(one)"),
-}  # fmt: skip
 SAME = {
     "plain": PLAIN,
     "trim": content("message.content | trim"),
     "date": "{{ strftime_now('%Y') }}" + PLAIN,
-    "system": "<|start|>system\nBe brief.<|end|>" + PLAIN,
-    "number of messages": "{{ messages | length }}" + PLAIN,
     "only the first": content("message.content | trim if loop.first else message.content"),
 }
 OTHER = {
-    "line ends": content("message.content.replace('\\n\\n', '\\n')"),
     "words": content("message.content.split() | join(' ')"),
-    "JSON": content("message.content | tojson"),
-    "capitals": content("message.content | upper"),
     "escaped": content("message.content | e"),
     "cut": content("message.content[:700]"),
-    "tabs": content("message.content.expandtabs()"),
-    "ASCII": content("message.content.encode('ascii', 'ignore').decode()"),
     "more on a word": "{% if 'think' in messages[0].content %}Think.{% endif %}" + PLAIN,
-    "more on a length": "{{ messages[0].content | length }}" + PLAIN,
     "less on a word": content("message.content.split('let us')[-1]"),
     "twice": content("message.content + message.content"),
-    "dropped": content("''"),
     "the last alone": "{{ messages[-1].content }}",
     "reversed": PLAIN.replace("in messages", "in messages | reverse"),
 }
@@ -151,22 +133,19 @@ def model(model_folder):
     return load_model(str(model_folder))[0]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_whatever_a_template_does_is_one_line(model_folder, model, tmp_path, capsys, name):
-    template, said = HOSTILE[name]
-    folder, data = tmp_path / "model", tmp_path / "rows.jsonl"
-    shutil.copytree(model_folder, folder)
-    (folder / "chat_template.jinja").write_text(template)
-    data.write_text(json.dumps({"messages": turns(TEXT, "Ann")}))
-    out = ["--out", str(tmp_path / "out"), "--method", "knorm"]
-    assert main(["compress", str(data), "--model", str(folder), *out]) == 2
-    *_, line = capsys.readouterr().err.strip().splitlines()
-    with pytest.raises(ModelError) as caught:
-        kvp.compress(model, AutoTokenizer.from_pretrained(folder), turns(TEXT), "knorm", 32)
-    for one in (line, str(caught.value)):
-        assert f"the chat template of {folder} " in one
-        assert said in one
-        assert "\n" not in one
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        (PLAIN + "{{ '\\ud800' }}", "surrogates not allowed"),
+        ("{{ raise_exception('one\\ntwo') }}", "one"),
+        (None, "is missing: give texts"),
+    ],
+)
+def test_whatever_a_template_does_is_one_line(model, using, template, said, one_line):
+    with one_line(ModelError, match=f"the chat template of .*{said}"):
+        kvp.compress(model, using(template), turns(TEXT), "knorm", 32)
 
 
 HALF = "half of a surrogate pair"
@@ -179,19 +158,15 @@ HALF = "half of a surrogate pair"
         (turns(TEXT + "\udfff"), HALF),
         ([{"role": "us\ud800er", "content": TEXT}], HALF),
         ([{"role": None, "content": TEXT}], "'role' of message 1 is of type NoneType"),
-        ([{"content": TEXT}], "'role' of message 1"),
         ([{"role": " ", "content": TEXT}], "'role' of message 1 is empty"),
         ([*turns(TEXT), {"role": 5, "content": TEXT}], "'role' of message 2 is of type int"),
-        ([{"role": "user"}], "'content' of message 1"),
         ([{"role": "user", "content": [{"type": "text"}]}], "'content' of message 1"),
         ([{"role": "user", "content": TEXT, "name": 3}], "'name' of message 1"),
         (["user"], "message 1 is of type str"),
         ([], "messages are a list"),
-        (None, "messages are a list"),
-        (TEXT.encode(), "message 1 is of type int"),
         ({"role": "user", "content": TEXT}, "messages are a list"),
     ],
-    ids=range(15),
+    ids=range(11),
 )
 def test_texts_and_messages_that_are_none(model, using, text, said, one_line):
     with one_line(UsageError, match=said):
@@ -201,12 +176,10 @@ def test_texts_and_messages_that_are_none(model, using, text, said, one_line):
 @pytest.mark.parametrize("template", [PLAIN, None], ids=["template", "plain"])
 def test_samples_of_python_with_texts_and_messages_that_are_none(using, template, one_line):
     half, tokenizer = "a\ud800", using(template)
-    role = ({"role": None, "content": "a"}, *turns("b", "c"))
     for one in (
-        sample(half, "b"), sample("a", half), sample("a", "b", answer_prefix=half), sample(half),
-        sample("a", "b", reply=half), sample(messages=turns("a", half, "c", "d")),
-        sample(messages=turns("a", half)), sample(messages=role), sample(messages=()),
-        sample(messages=turns("a")), sample(messages=[{"role": "user"}, *turns("a", "b")]),
+        sample(half, "b"), sample("a", "b", answer_prefix=half), sample(half),
+        sample("a", "b", reply=half), sample(messages=turns("a", half)), sample(messages=()),
+        sample(messages=turns("a")), sample(messages=[{"role": None}, *turns("a", "b")]),
     ):  # fmt: skip
         with one_line(KvpError):
             encode(one, tokenizer)
