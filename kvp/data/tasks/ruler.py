@@ -33,13 +33,13 @@ from kvp.data.synthetic.text import (
     keep_drawn,
     word_pool,
 )
-from kvp.data.task import NoPromptError, Sample, Source, TaskSettings, blank_sample
+from kvp.data.task import NoPromptError, Sample, Source, TaskSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CountTokens = Callable[[str], int]
-"""Tokens of a text."""
+CountTokens = Callable[[Sample], int]
+"""Tokens of a prompt."""
 Maker = tuple[Callable[[int], Sample], int]
 """From an amount of haystack (lines, words or entries, as the task counts them) to the prompt with
 the same needles and answers, and the least amount."""
@@ -197,7 +197,7 @@ def tracking(inputs: SampleInputs, count_tokens: CountTokens, *, example: bool) 
         lines = HOPS + 1
         while count_tokens(_worked_example(chain, lines + 1, inputs)) <= limit:
             lines += 1
-        shown = _worked_example(chain, lines, inputs) + "\n"
+        shown = _worked_example(chain, lines, inputs).question + "\n"
     chain = _chain(inputs.rng("chain"), inputs.split, letters=5)
     return lambda amount: _assignment_sample(inputs, chain, amount, "places", shown), HOPS + 1
 
@@ -207,9 +207,9 @@ def _chain(rng: random.Random, split: Split, letters: int) -> tuple[str, list[st
     return draw_number(rng, split, digits=5), names
 
 
-def _worked_example(chain: tuple[str, list[str]], lines: int, inputs: SampleInputs) -> str:
+def _worked_example(chain: tuple[str, list[str]], lines: int, inputs: SampleInputs) -> Sample:
     prompt = _assignment_sample(inputs, chain, lines, "example places", "")
-    return f"{prompt.text} {' '.join(chain[1])}\n"
+    return _sample(inputs, question=f"{prompt.text} {' '.join(chain[1])}\n")
 
 
 def _assignment_sample(
@@ -325,7 +325,6 @@ MAKERS: Mapping[str, Callable[[SampleInputs, CountTokens], Maker]] = {
     "cwe": common_words,
     "fwe": frequent_words,
 }
-"""The function that makes the prompts of each task."""
 
 RULER_TASKS = tuple(MAKERS)
 """All tasks that are generated: those of RULER, and `vt_0shot`."""
@@ -343,15 +342,13 @@ def generate(
     index: int,
     split: str,
     essays: str | None = None,
-    prompt_tokens: Callable[[Sample], int] | None = None,
     attempt: int = 0,
 ) -> Sample:
     """The `index`-th sample of `task` with as much haystack as fits: a pure function.
 
-    `count_tokens` gets context + question + answer prefix; it may add what a chat template adds.
     `length` decides the variant (RULER has another word list from 4,096 tokens on) and is the most
-    tokens of the prompt, by `prompt_tokens` or else of its text. `essays` is the running text of
-    the essay haystacks, `None` for the generated prose. Another `attempt` draws other needles.
+    tokens of the prompt, by `count_tokens`. `essays` is the running text of the essay haystacks,
+    `None` for the generated prose. Another `attempt` draws other needles.
     Raises UsageError for an unknown split, NoPromptError when the smallest prompt does not fit.
     """
     name = f"{task}/{split}/{seed}/{index}"
@@ -363,8 +360,7 @@ def generate(
     )
     make, smallest = MAKERS[task](inputs, count_tokens)
     sample = find_largest(
-        make, prompt_tokens or (lambda sample: count_tokens(sample.text)),
-        limit=length, smallest=smallest, what=task, probe=PROBE,
+        make, count_tokens, limit=length, smallest=smallest, what=task, probe=PROBE,
         most=max(length, smallest),  # each unit is a token at least
     )  # fmt: skip
     return replace(sample, id=name, task=task)
@@ -384,15 +380,13 @@ class RulerTask(ScoredByMetric):
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Samples with as much haystack as fits; other needles are drawn while these do not."""
         essays, tally = read_text(settings.essays, "essays")
-        count_tokens = text_counter(self.name, settings, tokenizer)
 
         @lru_cache(maxsize=1)
         def make(index: int, attempt: int = 0) -> Sample:
             try:
                 return generate(
                     self.name,
-                    count_tokens=count_tokens,
-                    prompt_tokens=lambda sample: encode(sample, tokenizer).prompt_length,
+                    count_tokens=lambda sample: encode(sample, tokenizer).prompt_length,
                     length=settings.length,
                     seed=settings.seed,
                     index=index,
@@ -409,17 +403,3 @@ class RulerTask(ScoredByMetric):
             make(0)  # a length too small shows now
         notes = tally.notes(f"--essays {settings.essays}")
         return Source(size=settings.count, make=make, notes=notes)
-
-
-def text_counter(
-    task: str, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase
-) -> CountTokens:
-    """Counts the tokens of a prompt's text, chat template included."""
-    # The question is not empty: running text would get no chat template. Some tokenizers have no
-    # token for a space.
-    question = " " if tokenizer.encode(" ", add_special_tokens=False) else "a"
-    empty = replace(blank_sample(settings, task, ""), question=question)
-    around = encode(empty, tokenizer).prompt_length - 1
-    return lambda text: (
-        around + len(tokenizer.encode(text, add_special_tokens=False, verbose=False))
-    )

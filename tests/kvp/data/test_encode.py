@@ -11,8 +11,7 @@ from transformers import AutoTokenizer
 
 from kvp import nano
 from kvp.data.encode import encode, evidence_tokens, find_largest
-from kvp.data.task import Sample, TaskSettings
-from kvp.data.tasks import build_samples
+from kvp.data.task import Sample
 from kvp.data.tasks.ruler import RULER_TASKS, generate
 from kvp.errors import UsageError
 
@@ -87,8 +86,9 @@ def nano_tokenizer():
 def test_pieces_give_the_tokens_of_the_whole(task, nano_tokenizer):
     tokenizer = nano_tokenizer
     sample = generate(
-        task, count_tokens=lambda text: len(text) // 3, length=900, seed=1, index=0, split="test"
-    )
+        task, count_tokens=lambda sample: len(sample.text) // 3, length=900, seed=1, index=0,
+        split="test",
+    )  # fmt: skip
     whole = tokenizer.apply_chat_template(
         [{"role": "user", "content": sample.context + sample.question}],
         tokenize=False,
@@ -200,19 +200,6 @@ def test_whole_words_of_any_case(tokenizer, references, spelled):
     assert all(token < encoded.context_length for token in tokens)
     bare = replace(sample, context="")
     assert evidence_tokens(bare, encode(bare, tokenizer), tokenizer) == ()
-
-
-@pytest.mark.parametrize("task", ["niah_single_3", "niah_multikey_2", "niah_multivalue"])
-def test_the_values_of_the_needles_asked_for(task, nano_tokenizer):
-    tokenizer = nano_tokenizer
-    settings = TaskSettings(split="test", count=3, seed=5, length=512)
-    for sample in build_samples(task, settings, tokenizer):
-        encoded = encode(sample, tokenizer)
-        tokens = evidence_tokens(sample, encoded, tokenizer)
-        text = tokenizer.decode([encoded.ids[token] for token in tokens])
-        assert sorted(text.replace(" ", "")) == sorted("".join(sample.references))
-        for reference in sample.references:
-            assert reference in text
 
 
 @given(

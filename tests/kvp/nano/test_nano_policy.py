@@ -51,7 +51,7 @@ def test_answers_with_the_whole_cache_and_with_an_eighth(task, share):
     scores = []
     for index in range(6):
         sample = generate(
-            task, count_tokens=lambda text: len(tokenizer(text)["input_ids"]),
+            task, count_tokens=lambda sample: len(tokenizer(sample.text)["input_ids"]),
             length=480, seed=11, index=index, split="test",
         )  # fmt: skip
         chat = [{"role": "user", "content": sample.context + sample.question}]
