@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +64,14 @@ class QuestionSet:
         """The questions of a split, in the order of the data; of `all` every one."""
         owned = ((self.owners[question.answering[0]], question) for question in self.questions)
         return [question for owner, question in owned if split in (owner, ALL)]
+
+    def own_documents(self, question: DocumentQuestion, split: str) -> list[str]:
+        """Documents that a question is always shown with in a split."""
+        return [
+            text
+            for text in question.documents
+            if text in question.answering or self.may_show(text, split)
+        ]
 
     def may_show(self, document: str, split: str) -> bool:
         """Whether a document may occur in a split: none that answers a question of another."""
@@ -144,32 +151,26 @@ def _spellings(row: Mapping[str, Any]) -> tuple[str, ...]:
     return texts_of(row.get("answer") if given is None else given, " in an answer")
 
 
-def _hotpotqa_row(row: Mapping[str, Any]) -> Parsed:
-    """HotpotQA with distractors: its own JSON or rows of the hub.
+def _pairs(given: Any, first: str, second: str) -> Any:  # noqa: ANN401
+    """Pairs as they are; the hub has an object of two lists."""
+    return zip(given[first], given[second], strict=True) if isinstance(given, Mapping) else given
 
-    `context` is a list of [title, sentences], or lists `title` and `sentences`. Without
-    `supporting_facts` all documents of a question count as answering it.
-    """
-    context = row["context"]
-    if isinstance(context, Mapping):
-        context = zip(context["title"], context["sentences"], strict=False)
-    titled = [(title, text_of(list(parts), " in a document")) for title, parts in context]
-    if not titled:
-        raise RowError("has no context of titles and sentences")
-    facts = row.get("supporting_facts") or []
-    if isinstance(facts, Mapping):
-        facts = facts.get("title") or []
-    named = {str(fact) if isinstance(fact, str) else str(fact[0]) for fact in facts if fact}
-    documents = tuple(dict.fromkeys(f"{title}\n{text}" for title, text in titled))
-    answering = [f"{title}\n{text}" for title, text in titled if title in named]
+
+def _hotpotqa_row(row: Mapping[str, Any]) -> Parsed:
+    """HotpotQA with distractors: its own JSON or rows of the hub."""
+    named = {title for title, _ in _pairs(row["supporting_facts"], "title", "sent_id")}
+    texts = {
+        f"{title}\n{text_of([*parts], ' in a document')}": title
+        for title, parts in _pairs(row["context"], "title", "sentences")
+    }
     answers = _spellings(row)
-    if not answers:
-        raise RowError("has no answer")
+    if not answers or not texts:
+        raise RowError("has no answer or no documents")
     yield DocumentQuestion(
         text=text_of(row.get("question"), " in question").strip(),
         answers=answers,
-        documents=documents,
-        answering=tuple(dict.fromkeys(answering)) or documents,
+        documents=tuple(texts),
+        answering=tuple(text for text, title in texts.items() if title in named) or (*texts,),
     )
 
 
@@ -191,92 +192,62 @@ class RulerQaTask(ScoredByMetric):
                 f"--tasks {self.name} needs --{flag} FILE (docs/data.md says what it may hold)",
                 reason=f"it needs --{flag} FILE",
             )
-        maker = _QuestionMaker(self.name, settings, tokenizer, read_questions(data, flag))
-        asked = maker.data.of_split(settings.split)
+        questions, split, length = read_questions(data, flag), settings.split, settings.length
+        asked = questions.of_split(split)
         if not asked:
-            raise UsageError(f"--{flag} {data}: no question of the {settings.split} split")
-        random.Random(f"order/{settings.split}/{settings.seed}").shuffle(asked)
+            raise UsageError(f"--{flag} {data}: no question of the {split} split")
+        random.Random(f"order/{split}/{settings.seed}").shuffle(asked)
+
+        def count_tokens(sample: Sample) -> int:
+            return encode(sample, tokenizer).prompt_length
+
         too_long: list[int] = []
-        fitting = list(islice(maker.fitting_ones(asked, too_long), settings.count))
+
+        def fits(question: DocumentQuestion) -> bool:
+            own = questions.own_documents(question, split)
+            tokens = count_tokens(document_prompt("smallest", split, question, own))
+            too_long.extend([tokens] * (tokens > length))
+            return tokens <= length
+
+        fitting = list(islice(filter(fits, asked), settings.count))
         if settings.count and not fitting:
             raise NoPromptError(
-                f"--length {settings.length}: the smallest {self.name} prompt already has "
+                f"--length {length}: the smallest {self.name} prompt already has "
                 f"{min(too_long)} tokens"
             )
-        notes = [*maker.data.tally.notes(what := f"--{flag} {data}")]
+        notes = [*questions.tally.notes(what := f"--{flag} {data}")]
         if too_long:
             notes.append(
-                f"{what}: {settings.split} split: left out {len(too_long)} of its questions, whose "
-                f"own documents are longer than --length {settings.length}"
+                f"{what}: {split} split: left out {len(too_long)} of its questions, whose "
+                f"own documents are longer than --length {length}"
             )
-        return Source(
-            size=len(fitting),
-            make=lambda index: maker.make(fitting[index], index),
-            notes=tuple(notes),
-        )
+        pool = [pair for pair in questions.documents.items() if questions.may_show(pair[0], split)]
+
+        def make(index: int) -> Sample:
+            question, name = fitting[index], f"{self.name}/{split}/{settings.seed}/{index}"
+            own = questions.own_documents(question, split)
+            filling = _filling_documents(question, pool, random.Random(f"{name}/documents"))
+
+            def prompt(amount: int) -> Sample:
+                shown = [*own, *islice(cycle(filling), amount - len(own))]
+                return document_prompt(name, split, question, shown)
+
+            return find_largest(
+                prompt, count_tokens, limit=length, smallest=len(own), what=self.name, probe=PROBE,
+                most=max(length, len(own)) if filling else len(own),
+            )  # fmt: skip
+
+        return Source(size=len(fitting), make=make, notes=tuple(notes))
 
 
-@dataclass(frozen=True)
-class _QuestionMaker:
-    """Makes the samples of one task."""
-
-    task: str
-    settings: TaskSettings
-    tokenizer: PreTrainedTokenizerBase
-    data: QuestionSet
-
-    def fitting_ones(
-        self, asked: list[DocumentQuestion], too_long: list[int]
-    ) -> Iterator[DocumentQuestion]:
-        """Questions that fit with their own documents; the tokens of others go to `too_long`."""
-        for question in asked:
-            own = self._own_documents(question)
-            sample = document_prompt("smallest", self.settings.split, question, own)
-            if (tokens := self._prompt_tokens(sample)) > self.settings.length:
-                too_long.append(tokens)
-            else:
-                yield question
-
-    def make(self, question: DocumentQuestion, index: int) -> Sample:
-        """The sample of a question with as many documents as fit."""
-        split, length = self.settings.split, self.settings.length
-        name = f"{self.task}/{split}/{self.settings.seed}/{index}"
-        own, filling = self._own_documents(question), self._filling_documents(question, name)
-
-        def prompt(amount: int) -> Sample:
-            shown = [*own, *islice(cycle(filling), amount - len(own))]
-            return document_prompt(name, split, question, shown)
-
-        return find_largest(
-            prompt, self._prompt_tokens,
-            limit=length, smallest=len(own), what=self.task, probe=PROBE,
-            most=max(length, len(own)) if filling else len(own),
-        )  # fmt: skip
-
-    def _prompt_tokens(self, sample: Sample) -> int:
-        return encode(sample, self.tokenizer).prompt_length
-
-    def _own_documents(self, question: DocumentQuestion) -> list[str]:
-        """Documents that are always shown."""
-        return [
-            text
-            for text in question.documents
-            if text in question.answering or self.data.may_show(text, self.settings.split)
-        ]
-
-    def _filling_documents(self, question: DocumentQuestion, name: str) -> list[str]:
-        """Documents that fill the prompt, again and again: those of the same article first."""
-        rng, own = random.Random(f"{name}/documents"), question.article
-        pool = [document for document in self._shown if document[0] not in question.documents]
-        related = [text for text, article in pool if article and article == own]
-        others = [text for text, article in pool if not article or article != own]
-        return [*rng.sample(related, len(related)), *rng.sample(others, len(others))]
-
-    @cached_property
-    def _shown(self) -> list[tuple[str, str | None]]:
-        """Documents that the split may show, with their articles."""
-        split = self.settings.split
-        return [pair for pair in self.data.documents.items() if self.data.may_show(pair[0], split)]
+def _filling_documents(
+    question: DocumentQuestion, pool: Iterable[tuple[str, str | None]], rng: random.Random
+) -> list[str]:
+    """Documents that fill the prompt, again and again: those of the same article first."""
+    others = [(text, article) for text, article in pool if text not in question.documents]
+    related = [text for text, article in others if article and article == question.article]
+    far = [text for text, article in others if not article or article != question.article]
+    return [*rng.sample(related, len(related)), *rng.sample(far, len(far))]
 
 
 def document_prompt(
