@@ -39,9 +39,7 @@ _RECURSION = 100_000
 _WHOLE = re.compile(r"\d+")
 _REAL = re.compile(r"\d+\.\d+|\d+")
 _LETTERS = "ABCD"
-
-_CUES = ("answer is:", "answer:", "answer is", "option is")
-"""What stands before the letter of a choice."""
+_CUES = ("answer is:", "answer:", "answer is", "option is")  # of a choice
 _BREAKS = str.maketrans(dict.fromkeys("\n\"'.,?!{}", " "))
 
 
@@ -255,8 +253,6 @@ METRICS: Mapping[str, Metric] = {
     "number": number_match,
     "code": code_similarity,
 }
-"""Metrics of a generated answer by name."""
-
 BENCHMARK_METRICS: Mapping[str, Metric] = {
     "contains": contains,
     "share_of_numbers": share_of_numbers,

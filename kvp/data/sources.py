@@ -87,18 +87,7 @@ def open_source(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> S
     `tokenizer` counts tokens. Raises UsageError for unknown data, task or split, unreadable files,
     a length too small.
     """
-    data = str(settings.data)
-    parts = parts_of(data)
-    if settings.tree_paths == "all" and all(part in _GENERATED for part in parts):
-        raise UsageError(f"--tree_paths is about rows of files, and --data {data} names none")
-    if len(parts) == 1:
-        return _of_one_kind(data, settings, tokenizer)
-    return _mixture(parts, settings, tokenizer)
-
-
-def _mixture(
-    parts: Mapping[str, float], settings: TaskSettings, tokenizer: PreTrainedTokenizerBase
-) -> Source:
+    parts = parts_of(str(settings.data))
     names = [part if part in _GENERATED else name_of(part) for part in parts]
     if len(set(names)) < len(names):  # ids of samples begin with them
         alike = next(name for name in names if names.count(name) > 1)
@@ -109,7 +98,7 @@ def _mixture(
         for number, part in enumerate(parts)
     ]
     mixed = _interleave_sources(sources, order)
-    if len(mixed) == settings.count:
+    if len(parts) == 1 or len(mixed) == settings.count:
         return mixed
     ended = order[len(mixed)]
     note = (
@@ -171,9 +160,6 @@ def plan_collection(
             continue
         source = open_source(replace(settings, tasks=tasks, split=split, count=count), tokenizer)
         notes += source.notes
-        if not source and tasks:
-            given = ",".join(settings.tasks)
-            raise UsageError(f"--tasks {given}: a task makes nothing for the {split} split")
         if not source:
             refusal = (
                 f"--data {data}: nothing in it belongs to the {split} split, of which {count} "

@@ -53,7 +53,6 @@ class Sample:
     id: str
     """Unique within a run: task, split, seed and index, and the name of a shared context."""
     task: str
-    """Task name, for example `niah_single_1` or `chat`."""
     split: str
     """`train`, `validation` or `test`; `all` where every row of a file is used."""
     messages: tuple[Mapping[str, str], ...] | None = None
@@ -68,7 +67,6 @@ class Sample:
     references: tuple[str, ...] = ()
     """Strings a right answer contains."""
     max_new_tokens: int = REPLY_TOKENS
-    """Tokens to generate."""
     metric: str = "none"
     """A name of `kvp.data.metrics`, which scores an answer; `none`: nothing is generated, the
     likelihood of the reply is measured."""
@@ -108,7 +106,6 @@ class Source(Sequence[Sample]):
     """Samples of one split, made when they are indexed; sample `i` depends on `i` alone."""
 
     size: int
-    """Samples."""
     make: Callable[[int], Sample]
     """From an index to the sample; a pure function."""
     notes: tuple[str, ...] = ()

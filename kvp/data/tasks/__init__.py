@@ -37,7 +37,6 @@ TASKS: dict[str, Task] = {
     TEXT: TextTask(),
     DATA: RowsTask(),
 }
-"""Tasks by name."""
 GROUPS: dict[str, tuple[str, ...]] = {
     RULER: RULER_13,
     "scbench": tuple(CONTEXTS),

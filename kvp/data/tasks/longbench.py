@@ -46,7 +46,6 @@ class DataSet:
 
 _DEFINITION = json.loads((files("kvp.data") / "longbench.json").read_text(encoding="utf-8"))
 DATA_SETS = {name: DataSet(**fields) for name, fields in _DEFINITION["datasets"].items()}
-"""By the name of the data set."""
 
 
 @dataclass(frozen=True)

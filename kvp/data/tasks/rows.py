@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,14 +133,10 @@ def stretches(
         for start in range(0, len(ids) - size + 1, size):
             yield (*opening, *ids[start : start + size])
 
-    waiting = [pieces(text) for text in texts]
-    while waiting:
-        left = []
-        for text in waiting:
-            if (piece := next(text, None)) is not None:
-                left.append(text)
-                yield piece
-        waiting = left
+    waiting: Iterator[Iterator[tuple[int, ...]]] = map(pieces, texts)
+    for left in range(len(texts), 0, -1):  # until one more has no further piece
+        waiting = cycle(islice(waiting, left))
+        yield from map(next, waiting)
 
 
 def _texts(data: str, settings: TaskSettings) -> tuple[list[str], tuple[str, ...]]:
@@ -151,7 +147,5 @@ def _texts(data: str, settings: TaskSettings) -> tuple[list[str], tuple[str, ...
         return [share_of(text, split)], tally.notes(f"--text {data}")
     documents, tally = read_documents(data, "text", settings)
     texts = [row.text for row in documents if row.text and split in (row.split, ALL)]
-    if not texts:
-        raise UsageError(f"--text {data}: no row with a 'text' column in the {split} split")
     tally.skipped += [(row.location, "has no text") for row in documents if not row.text]
     return texts, tally.notes(f"--text {data}")

@@ -339,4 +339,4 @@ CONTEXTS: Mapping[str, Callable[[SampleInputs], ContextMaker]] = {
     "scbench_mf": math_find,
     "scbench_many_shot": many_shot,
 }
-"""The maker of each task that is generated."""
+"""Of the tasks that are generated."""

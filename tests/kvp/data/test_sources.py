@@ -18,8 +18,6 @@ from kvp.data.sources import (
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 
-SPLITS = ("train", "validation", "test")
-
 
 def asked(data="ruler", **changes):
     given = {
@@ -30,16 +28,6 @@ def asked(data="ruler", **changes):
 
 def opened(tokenizer, data="ruler", **changes):
     return open_source(asked(data, **changes), tokenizer)
-
-
-def conversation(number):
-    words = [f"w{number}x{turn}" for turn in range(6)]
-    roles = ("user", "assistant") * 3
-    return {
-        "messages": [
-            {"role": r, "content": f"{w} says so"} for r, w in zip(roles, words, strict=True)
-        ]
-    }
 
 
 @pytest.mark.parametrize("data", ["ruler", "chat"])
@@ -58,19 +46,6 @@ def test_tasks_take_turns_and_a_task_alone_gives_the_same_samples(tokenizer):
     both = list(opened(tokenizer, count=4))
     assert [sample.task for sample in both] == ["niah_single_2", "niah_multikey_2"] * 2
     assert list(opened(tokenizer, tasks=("niah_multikey_2",), count=2)) == both[1::2]
-
-
-def test_chats_of_a_file_keep_a_dialogue_in_one_split_and_one_chat(tmp_path, tokenizer, jsonl):
-    data = jsonl(tmp_path / "talk.jsonl", *map(conversation, range(80)))
-    owners = {}
-    for split in SPLITS:
-        for index, sample in enumerate(opened(tokenizer, data, split=split, length=400, count=99)):
-            assert sample.messages[-1]["role"] == "assistant"
-            assert encode(sample, tokenizer).prompt_length <= 400
-            for turn in sample.messages:
-                owner = turn["content"].split("x")[0]
-                assert owners.setdefault(owner, (split, index)) == (split, index)
-    assert {split for split, _ in owners.values()} == set(SPLITS)
 
 
 def test_running_text_is_cut_before_a_word(tmp_path, tokenizer, jsonl):
@@ -165,14 +140,12 @@ def test_a_file_whose_name_has_a_comma_is_one_part(tmp_path):
         ("ruler", {"tasks": ("niah_single_9",)}, "--tasks: unknown task 'niah_single_9'"),
         ("ruler", {"tasks": ()}, "--tasks is empty"),
         ("ruler", {"essays": "/no/such/file"}, "--essays /no/such/file"),
-        ("ruler", {"length": 100}, "--length"),
         ("chat", {"length": 10}, "--length 10: the smallest chat already has"),
         ("none.jsonl", {}, "--data none.jsonl: no such file or folder"),
         ("ruler,chat:0.3", {}, "--data: ruler has no weight"),
         ("ruler:nan,chat:1", {}, "--data: ruler:nan has no weight"),
         ("chat:1,chat:2", {}, "--data: chat is named twice"),
         ("a/x.jsonl:1,b/x.jsonl:1", {}, "--data: two parts are called x.jsonl; rename"),
-        ("chat:1,none.jsonl:2", {}, "--data none.jsonl: no such file"),
         # names of no data do not reach the hub
         (" ", {}, "--data is empty"),
         ("./nope", {}, "--data ./nope: no such file or folder"),
