@@ -47,10 +47,6 @@ def _write(path, *rows):
     return path
 
 
-def _said(capsys):
-    return " ".join(capsys.readouterr().err.split())
-
-
 def test_a_heat_map(model_folder, tmp_path):
     out = tmp_path / "out"
     assert _benchmark(
@@ -122,15 +118,6 @@ def test_a_task_object_from_python(model_folder, tmp_path, monkeypatch):
     assert {record["score"] for record in _records(tmp_path / "out")} == {0.25}
 
 
-def test_prompts_of_ones_own_that_are_longer_than_asked_are_refused(
-    model_folder, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "too_long.py").write_text(TASK.replace("* 5", "* 500"))
-    assert _short(model_folder, tmp_path / "out", tasks="too_long:Letters", prompts=1) == 2
-    assert "more than --length (settings.length)" in capsys.readouterr().err
-
-
 def test_a_task_of_ones_own_scores_itself_and_answers_to_a_changed_prompt_are_kept_apart(
     model_folder, tmp_path, monkeypatch, capsys
 ):
@@ -155,16 +142,14 @@ CONTEXT = "The sky is blue. The grass is green. There are 7 suns. "
 
 def test_every_metric(model_folder, tmp_path):
     rows = [
-        {"context": CONTEXT, "question": "What?", "answers": ["e 7", "s"], "metric": metric,
+        {"context": CONTEXT, "question": "What?", "answers": ["e 7", "8"], "metric": metric,
          "task": metric}
         for metric in (*METRICS, "none")
     ]  # fmt: skip
-    for row in rows:
-        row["answers"] = ["7", "8"] if str(row["metric"]).startswith("num") else row.get("answers")
     out = tmp_path / "out"
     assert _rows(model_folder, _write(tmp_path / "my.jsonl", *rows), out) == 0
     found = _records(out)
-    assert {record["metric"] for record in found} == {row["metric"] for row in rows}
+    assert {record["metric"] for record in found} == {*METRICS, "none"}
     assert len(found) == len(rows) * 2 * 2
     for record in found:
         assert record["task"] == record["metric"]
@@ -179,16 +164,9 @@ def test_every_metric(model_folder, tmp_path):
 
 def test_what_cannot_be_used_is_one_line_each(model_folder, tmp_path, capsys):
     """`tests/kvp/data/rows` has every reason."""
-    good = {"context": CONTEXT, "question": "What?", "answer": "e"}
-    bad = ({**good, "metric": "bleu"}, {**good, "answer": None}, {**good, "metric": "number"})
-    assert _rows(model_folder, _write(tmp_path / "my.jsonl", good, *bad), tmp_path / "out") == 0
-    message = _said(capsys)
-    assert "skipped 1 of 4 rows: line 2 has metric 'bleu', which is not one of all, part" in message
-    assert "left out 2 rows" in message
-    assert "line 3 has no answer to measure" in message
     data = _write(tmp_path / "none.jsonl", {"context": CONTEXT, "question": "?", "expected": "e"})
     assert _rows(model_folder, data, tmp_path / "none", split="test") == 2
-    message = _said(capsys)
+    message = " ".join(capsys.readouterr().err.split())
     assert "keys that were not read (1): expected; " in message
     assert message.endswith("give it rows that fit or a longer --length, or --split all")
     assert not (tmp_path / "none").exists()
@@ -202,13 +180,11 @@ def prompts_of(model, **changes):
 
 def test_the_perplexity_of_reference_answers(tmp_path, model_folder, capsys):
     out = tmp_path / "results"
-    paragraphs = [
-        {"context": f"House {n} is c{n}.",
-         "qas": [{"question": f"What is house {n}?", "answers": [{"text": f"c{n}"}]}]}
+    rows = (
+        {"context": f"House {n} is c{n}.", "question": f"What is house {n}?", "answer": f"c{n}"}
         for n in range(60)
-    ]  # fmt: skip
-    squad = tmp_path / "squad.json"
-    squad.write_text(json.dumps({"version": "v2.0", "data": [{"paragraphs": paragraphs}]}))
+    )
+    squad = _write(tmp_path / "squad.jsonl", *rows)
     given = {"tasks": "niah_single_1,qa_1", "squad": str(squad)}
     given |= {"length": 400, "protocols": "query_aware"}
     assert _short(model_folder, out, measure="perplexity", **given) == 0

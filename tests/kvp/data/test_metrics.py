@@ -17,31 +17,26 @@ from kvp.data.metrics import METRICS, last_number, score_answer
         ("part", "ONE, three", ["two"], 0.0),
         # SQuAD: case, punctuation, articles and white space do not count
         ("exact", " The Eiffel-Tower!\n", ["eiffeltower"], 1.0),
-        ("exact", "Eiffel Tower", ["Paris", "the  Eiffel tower."], 1.0),
         ("exact", "Eiffel Tower in Paris", ["Eiffel Tower"], 0.0),
         ("exact", "theory", ["ory"], 0.0),  # articles are whole words
         ("f1", "the cat sat", ["a cat"], 2 * (1 / 2) * 1 / (1 / 2 + 1)),
         ("f1", "cat cat dog", ["cat dog dog"], 2 / 3),  # a word counts as often as both have it
-        ("f1", "x y", ["z", "y"], 2 / 3),
         ("f1", "x", ["y"], 0.0),
         ("f1", "...", ["the"], 1.0),  # nothing is left of either
         ("f1", "...", ["cat"], 0.0),
         # Lin 2004, section 3.1: the subsequences have 3 and 2 of 4 words
         ("rouge_l", "police killed the gunman", ["police kill the gunman"], 3 / 4),
-        ("rouge_l", "the gunman kill police", ["police kill the gunman"], 2 / 4),
-        ("rouge_l", "x", ["y", "police kill", "x"], 1.0),
+        ("rouge_l", "the gunman kill police", ["x", "police kill the gunman"], 2 / 4),
         # Of two sentences the union counts: w1 w2 w3 w5 are 4 of 5 words, 8 are written (Lin 2004)
         ("rouge_l", "w1 w2 w6 w7 w8. w1 w3 w8 w9 w5", ["w1 w2 w3 w4 w5"],
          2 * (4 / 8) * (4 / 5) / (4 / 8 + 4 / 5)),
         # as in LongBench, words are distinct and order is of sentences; `rouge_score`: 2 / 3 each
         ("rouge_l", "the cat sat. the dog sat", ["the dog sat. the cat sat"], 1.0),
-        ("rouge_l", "a b b a", ["a b"], 1.0),
         # GSM8K: the last number, or the one behind ####
         ("number", "So 3 + 15 = 18 eggs.", ["It is 9 * 2.\n#### 18"], 1.0),
         ("number", "$1,200.00", ["#### 1,200"], 1.0),
         ("number", "10-5", ["5"], 1.0),
         ("number", "x = -3", ["3"], 0.0),
-        ("number", "18 or 19", ["18"], 0.0),
         # LongBench: the first line of code; 2 insertions in 5 + 7 letters
         ("code", "abcde", ["abcdefg"], 1 - 2 / 12),
         ("code", "# note\n\nx = 1\ny = 2", ["x = 1"], 1.0),
@@ -50,25 +45,19 @@ from kvp.data.metrics import METRICS, last_number, score_answer
         ("contains", "it is Ab-1.", ["Ab-1"], 1),
         ("contains", "it is ab-1.", ["Ab-1"], 0),
         ("contains", "second", ["first", "second"], 1),
-        ("share_of_numbers", "Paragraph 7", ["Paragraph 7"], 1),
         ("share_of_numbers", "7 or 8 or 17", ["Paragraph 7"], 1 / 3),
         ("share_of_numbers", "段落12", ["段落12"], 1),
         ("share_of_numbers", "none", ["5"], 0),
-        ("share_of_numbers", "5", ["five"], 0),
         ("first_number", " 12.9, then 3", ["12"], 1),
         ("first_number", "12.9", ["12.9"], 1),
-        ("first_number", "-3", ["4"], 0),
         ("first_number", "none", ["4"], 0),
         ("choice_letter", "B. because A", ["B"], 1),
         ("choice_letter", "Because", ["B"], 1),
-        ("choice_letter", "the answer is: C", ["C"], 1),
         ("choice_letter", "the answer is\nC", ["C"], 1),
         ("choice_letter", "the answer is C", ["D"], 0),
         ("choice_letter", "I say C, not D", ["C"], 1),
         ("choice_letter", "the river", ["A", "the river"], 1),
-        ("choice_letter", "", ["A"], 0),
         ("rouge_recall", "the cat sat", ["the cat sat down there"], 0.6),
-        ("rouge_l_sum", "a b c d", ["a b x d"], 0.75),
         ("rouge_l_sum", "one two\nthree four", ["three four\none two"], 1),
     ],
 )  # fmt: skip

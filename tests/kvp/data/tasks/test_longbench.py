@@ -51,13 +51,10 @@ def test_some_prompts_get_no_chat_template(tokenizer, tmp_path, jsonl):
     assert {name for name, of in DATA_SETS.items() if of.few_shot or of.plain} == plain
 
 
-def test_of_worked_examples_the_first_line_counts(tokenizer, tmp_path, jsonl):
-    path = jsonl(tmp_path / "triviaqa.jsonl", _row("triviaqa"))
-    (sample,) = _build(tokenizer, path, "triviaqa")
-    assert TASKS["longbench_triviaqa"].score(sample, "\nLovelace\nQuestion: more") == 1
-    path = jsonl(tmp_path / "hotpotqa.jsonl", _row("hotpotqa"))
-    (sample,) = _build(tokenizer, path)
-    assert TASKS["longbench_hotpotqa"].score(sample, "Lovelace\nb c") == pytest.approx(0.5)
+@pytest.mark.parametrize(("name", "score"), [("triviaqa", 1), ("hotpotqa", 0.5)])
+def test_of_worked_examples_the_first_line_counts(tokenizer, tmp_path, jsonl, name, score):
+    (sample,) = _build(tokenizer, jsonl(tmp_path / f"{name}.jsonl", _row(name)), name)
+    assert TASKS[sample.task].score(sample, "\nLovelace\nb c") == pytest.approx(score)
 
 
 def test_a_long_prompt_loses_its_middle(tokenizer, tmp_path, jsonl):
@@ -84,7 +81,7 @@ def test_a_folder_a_file_of_all_and_a_group(tokenizer, tmp_path, jsonl):
     jsonl(folder / "musique.jsonl", _row("musique"))
     assert len(_build(tokenizer, folder)) == 2  # LongBench-E is another benchmark
     assert len(_build(tokenizer, folder / "hotpotqa_e.jsonl")) == 1
-    mixed = jsonl(tmp_path / "all.jsonl", _row("hotpotqa"), _row("musique"), _row("qasper"))
+    mixed = jsonl(tmp_path / "all.jsonl", _row("hotpotqa"), _row("musique"))
     assert len(_build(tokenizer, mixed)) == 1
     nameless = {key: value for key, value in _row("x").items() if key != "dataset"}
     assert len(_build(tokenizer, jsonl(tmp_path / "musique.jsonl", nameless), "musique")) == 1

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
 import kvp.data.tasks as registry
 from kvp.data.sources import open_source
-from kvp.data.task import TaskSettings, blank_sample
+from kvp.data.task import TaskSettings
 from kvp.data.tasks import TASKS, build_samples, expand_tasks, find_task, named_tasks
 from kvp.errors import UsageError
 
@@ -40,24 +40,16 @@ class Texts(Reversed):
     def build(self, settings, tokenizer):
         yield "text"
 
+class Long(Reversed):
+    def build(self, settings, tokenizer):
+        yield replace(blank_sample(settings, "long", ""), context="c" * 500, question="q")
+
 class Leaves:
     def __init__(self):
         raise SystemExit(0)
 
 thing = 3
 """
-
-
-@dataclass(frozen=True)
-class Mine:
-    name: str = "mine"
-
-    def build(self, settings, tokenizer):
-        blank = blank_sample(settings, self.name, "0")
-        return [replace(blank, context="c", question="q", references=("r",), metric="all")]
-
-    def score(self, sample, answer):
-        return 1.0
 
 
 @pytest.fixture
@@ -90,13 +82,13 @@ def test_a_task_by_its_module(module, tokenizer):
         find_task(f"{module}:thing")
 
 
-def test_a_task_from_python(monkeypatch):
+def test_a_task_from_python(monkeypatch, module):
     monkeypatch.setattr(registry, "TASKS", dict(TASKS))
-    mine = Mine()
-    assert named_tasks(["chat", mine]) == "chat,mine"
-    assert find_task("mine") is mine
+    mine = find_task(f"{module}:Reversed")
+    assert named_tasks(["chat", mine]) == "chat,reversed"
+    assert find_task("reversed") is mine
     with pytest.raises(UsageError, match="task 'vt': kvp has its own of this name"):
-        named_tasks([Mine("vt")])
+        named_tasks([replace(mine, name="vt")])
 
 
 def test_a_task_may_be_a_generator_and_gives_as_many_samples_as_requested(module, tokenizer):
@@ -108,5 +100,6 @@ def test_a_task_may_be_a_generator_and_gives_as_many_samples_as_requested(module
 
 
 def test_a_task_that_fails_is_named(module, tokenizer):
-    with pytest.raises(UsageError, match=f"--tasks {module}:Texts: build made 'text', not"):
-        build_samples(f"{module}:Texts", TaskSettings(length=100), tokenizer)
+    for name, said in (("Texts", "'text', not"), ("Long", "too long a prompt: long/train/0/ has")):
+        with pytest.raises(UsageError, match=f"--tasks {module}:{name}: build made {said}"):
+            build_samples(f"{module}:{name}", TaskSettings(length=100), tokenizer)

@@ -68,9 +68,8 @@ def test_questions_of_one_context_share_it(tokenizer, name):
     source = _build(tokenizer, name)
     names = [context_of(sample.id) for sample in source]
     assert names == [names[0]] * TURNS + [names[-1]] * TURNS
-    assert names[0] != names[-1]
     assert len({sample.id for sample in source}) == 10
-    assert len({sample.context for sample in source}) == 2
+    assert len(set(names)) == len({sample.context for sample in source}) == 2
     assert len({sample.question for sample in list(source)[:TURNS]}) >= TURNS - 1
     train = _build(tokenizer, name, split="train")
     assert not {sample.context for sample in train} & {sample.context for sample in source}
@@ -113,12 +112,10 @@ def test_options_become_letters(tokenizer, tmp_path, jsonl):
 
 
 BAD = [
-    ("no JSON", "line 2 is not JSON"),
     ({"multi_turns": []}, "line 2 has no column 'input'"),
     ({"context": "c", "multi_turns": []}, "line 2 has no multi_turns"),
     ({"context": "c", "multi_turns": [3]}, "line 2 has cells of another form (TypeError"),
     ({"context": "c", "multi_turns": [{"input": "q"}]}, "line 2 has no answer (its turn 1)"),
-    (_row(1, answer=[]), "line 2 has no answer (its turn 1)"),
     (_row(1, input="q" * 5000), "line 2 has a question of more prompt tokens than --length 2000"),
 ]
 
