@@ -87,27 +87,13 @@ class Method(MethodSetting):
         return self.self_sized or self.tokens(cached) < cached
 
 
-Given = str | Scorer | type[Scorer] | tuple[Scorer, Allocator | None]
-"""A method as a caller may give it: a name, an object or a class of scorers, or what `make_method`
-makes, a scorer and an allocator."""
-
-
-def _sides(method: Given) -> tuple[str | Scorer, str | Allocator | None]:
-    """Scorer and allocator, names as they are; UsageError, as `make_method`, on other objects."""
-    if isinstance(method, str):
-        return split_method(method)
-    pair = method if isinstance(method, tuple) else (method, None)
-    if len(pair) != 2:
-        raise UsageError(f"methods: {method!r:.80} is no pair of a scorer and an allocator")
-    scorer, rule = pair
-    return make_scorer(scorer), None if rule is None else make_allocator(rule)
+Given = str | Scorer | type[Scorer]
+"""A method as a caller may give it: a name, an object or a class of scorers."""
 
 
 def text_of(method: Given) -> str:
     """How the settings of a run record a method."""
-    if isinstance(method, str):
-        return method
-    return "+".join(getattr(side, "name", "") for side in _sides(method) if side is not None)
+    return method if isinstance(method, str) else make_scorer(method).name
 
 
 def _tuned_path(method: Given) -> str | None:
@@ -132,7 +118,7 @@ def build_methods(
 
     Args:
         methods: `full`, SCORER, SCORER+ALLOCATOR, `nulls` for all of `NULLS`, `tuned:FILE`, or
-            objects and classes of scorers, also with an allocator as a pair.
+            objects and classes of scorers.
         allocators: for every method that names none.
         policies: policies of `kvp`, `POLICY` or `label=POLICY` (`policies.sources`).
         seed: of random methods and allocators.
@@ -144,7 +130,6 @@ def build_methods(
         PolicyError: a damaged policy.
     """
     built: list[Method] = []
-    classes: dict[object, str | Scorer] = {}  # a class is made once
     objects: dict[tuple[str, str, str | None], Scorer] = {}
     for method in methods:
         if (path := _tuned_path(method)) is not None:
@@ -152,16 +137,14 @@ def build_methods(
             _refuse_unnamed(settings, str(method), [*methods, *allocators])
             built += _tuned_methods(settings, policies, seed)
             continue
-        scorer, rule = _sides(method)
-        given = method[0] if isinstance(method, tuple) else method
-        if isinstance(given, type):
-            scorer = classes.setdefault(given, scorer)
+        scorer, rule = split_method(method) if isinstance(method, str) else (method, None)
         if scorer == FULL:
             if rule is not None:
                 raise UsageError(f"--methods {method}: the full cache has no allocator")
             built.append(Method(method=FULL))
             continue
         if not isinstance(scorer, str):
+            scorer = make_scorer(scorer)
             earlier = objects.setdefault(method_of(scorer).ranking, scorer)
             if earlier is not scorer and earlier != scorer:
                 raise UsageError(f"methods: two scorers are called {scorer.name!r}: name one anew")
@@ -221,23 +204,13 @@ def _refuse_unnamed(settings: TunedSettings, text: str, given: Iterable[Given]) 
 
 
 def _tuned_methods(settings: TunedSettings, policies: Sequence[str], seed: int) -> Iterator[Method]:
-    """The settings that kvp tune chose, one method per policy of each group.
-
-    Raises UsageError where `--policies` has none of a group, and as `build_methods`.
-    """
+    """The settings that kvp tune chose, for `kvp` one method per policy."""
     for entry in settings.methods:
-        chosen, group = entry.chosen, entry.group
-        rankings = [
-            method for method in _rankings(chosen.scorer, policies, seed)
-            if group in ("", method.group)
-        ]  # fmt: skip
-        if not rankings:
-            raise UsageError(f"--methods {TUNED}: --policies has none called {group}; name it")
-        for ranking in rankings:
-            method = with_allocator(ranking, chosen.allocator)
+        for ranking in _rankings(entry.chosen.scorer, policies, seed):
             yield replace(
-                method, protected=chosen.protected, tuned=settings, protocol=entry.protocol
-            )
+                with_allocator(ranking, entry.chosen.allocator),
+                protected=entry.chosen.protected, tuned=settings, protocol=entry.protocol,
+            )  # fmt: skip
 
 
 def with_allocator(method: Method, spec: str | Allocator) -> Method:
@@ -310,15 +283,6 @@ def file_digests(policies: Sequence[str], methods: Sequence[Method]) -> dict[str
         if isinstance(method.scorer, KVzap):
             digests[method.scorer.name] = method.scorer.digest
     return digests
-
-
-def hub_records(methods: Sequence[Method]) -> dict[str, dict[str, str]]:
-    """`repository` and `commit` of what comes from the hub: policies by label, others by method."""
-    named: dict[str, PolicySource | KVzap | None] = {
-        label: scorer.source for label, scorer in policies_of(methods).items()
-    }
-    named |= {one.scorer.name: one.scorer for one in methods if isinstance(one.scorer, KVzap)}
-    return {name: dict(of.record) for name, of in named.items() if of and of.record}
 
 
 def trained_tasks(methods: Iterable[Method], files: Mapping[str, str]) -> dict[str, list[str]]:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,7 +27,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
 from eval.evaluate import Bench, evaluate_prompt, evaluate_together, identify
-from eval.methods import Method, file_digests, hub_records, policies_of, text_of, trained_tasks
+from eval.methods import Method, file_digests, policies_of, text_of, trained_tasks
 from eval.prepare import Loaded, Prepared, Work, methods_of, prepare
 from eval.results.comparison import compare_all
 from eval.results.folder import (
@@ -181,8 +182,7 @@ def _evaluate_into(
         say(f"note: {note}")
     write_manifest(
         output, config, digests, [*prepared.notes, *notes], digest,
-        prepared.geometry.layer_indices, hub_records(prepared.methods), planned_rows(prepared),
-        trained, prepared.tuned,
+        prepared.geometry.layer_indices, planned_rows(prepared), trained, prepared.tuned,
     )  # fmt: skip
     path = output.path  # with parts where workers write them, or have left them
     parts = output.shared or isinstance(path, ObjectPath) or (path / PARTS).is_dir()
@@ -237,13 +237,6 @@ def load_bench(
     return Bench(model=model, tokenizer=tokenizer, config=config)
 
 
-def span(seconds: float) -> str:
-    """A time span for people: `40 s`, `12 min`, `3.5 h`."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
-
-
 def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
     """Measure one prompt and estimate the time of the others; returns its records."""
     prompt, protocol, settings = prepared.work[0]
@@ -254,8 +247,9 @@ def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
         seconds = time.perf_counter() - started
     count = len(prepared.work)
     say(
-        f"dry run: {seconds:.1f} s for one prompt, so about {span(seconds * count)} for all "
-        f"{count} evaluations; timing comes on top. Nothing was written."
+        f"dry run: {seconds:.1f} s for one prompt, so about "
+        f"{timedelta(seconds=round(seconds * count))} for all {count} evaluations; timing comes on "
+        "top. Nothing was written."
     )
     return records
 

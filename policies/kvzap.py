@@ -38,8 +38,6 @@ class KVzap:
     """Per layer of the model, weight [out, in] and bias [out] of each of its linear maps."""
     digest: str
     """SHA-256 of all tensors."""
-    record: Mapping[str, str]
-    """`repository` and `commit` where it came from the hub; else empty."""
 
     @property
     def name(self) -> str:
@@ -86,15 +84,14 @@ def kvzap_scorer(source: str | None, options: Mapping[str, Value]) -> KVzap:
             f"method {NAME} is written {NAME}:FOLDER or {NAME}:org/name, without options: for "
             f"instance {NAME}:nvidia/KVzap-mlp-Qwen3-8B"
         )
-    folder, hub_name, record = Path(source), HubName.parse(source), {}
+    folder, hub_name = Path(source), HubName.parse(source)
     if hub_name is not None and not folder.exists() and not is_path(source):
         files = (CONFIG, WEIGHTS)
         folder = download(hub_name, files, error=UsageError, what=f"method {NAME}:{source}")
-        record = {"repository": hub_name.repository, "commit": folder.name}
     config = read_json(folder / CONFIG, PolicyError)
     tensors = read_safetensors(folder / WEIGHTS, PolicyError)
     layers = _layers(folder, config, tensors)
-    return KVzap(source, layers, tensors_digest(tensors), record)
+    return KVzap(source, layers, tensors_digest(tensors))
 
 
 def _layers(

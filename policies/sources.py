@@ -50,13 +50,6 @@ class PolicySource:
             return self.repository.partition("/")[2]
         return self.name if self.name in BUNDLED else self.folder.resolve().name
 
-    @property
-    def record(self) -> dict[str, str]:
-        """`repository` and `commit` of a policy of the hub, for manifests; empty for others."""
-        if self.repository is None or self.commit is None:
-            return {}
-        return {"repository": self.repository, "commit": self.commit}
-
 
 def find_policy(name: str | Path) -> PolicySource:
     """The folder of a policy that is named as users name it.

@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig, EvolveConfig
@@ -339,30 +337,21 @@ def _held_out(others: PromptSet, plan: SearchPlan, elite: Elite) -> dict[str, An
 
 def print_budgets(budgets: BudgetFile) -> None:
     """Print counts, and how they scored; from the budget file alone."""
-    console = Console(highlight=False, soft_wrap=True)
-    counts = " ".join(map(str, budgets.counts))
-    console.print(
-        f"{budgets.budget} of {budgets.cached_tokens} tokens per KV head, by layer: {counts}"
-    )
-    made, held_out = budgets.made_by, budgets.held_out
-    result = Table("prompts", "", "uniform", "evolved", "difference (95 %)", box=None)
-    scores = (made["uniform"]["score"], made["elite"]["score"])
-    result.add_row(
-        f"{budgets.data['prompts']:d}", "searched on", *(f"{score:.4f}" for score in scores), ""
+    made, held_out, counts = budgets.made_by, budgets.held_out, " ".join(map(str, budgets.counts))
+    uniform, elite = made["uniform"], made["elite"]
+    print(
+        f"{budgets.budget} of {budgets.cached_tokens} tokens per KV head, by layer: {counts}",
+        f"{budgets.data['prompts']:d} prompts, searched on: uniform {uniform['score']:.4f}, "
+        f"evolved {elite['score']:.4f}",
+        f"fitness {uniform['fitness']:.4f} -> {elite['fitness']:.4f}; {made['evaluations']:d} "
+        f"schemes evaluated in {made['seconds']:.0f} s",
+        sep="\n",
     )
     if held_out is not None:
         low, high = held_out["interval"]
-        result.add_row(
-            f"{held_out['prompts']:d}", "held out", f"{held_out['uniform']:.4f}",
-            f"{held_out['score']:.4f}",
-            f"{held_out['difference']:+.4f} ({low:+.4f} to {high:+.4f})",
-        )  # fmt: skip
-    console.print(result)
-    console.print(
-        f"fitness {made['uniform']['fitness']:.4f} -> {made['elite']['fitness']:.4f}; "
-        f"{made['evaluations']:d} schemes evaluated in {made['seconds']:.0f} s"
-    )
-    if held_out is not None and low <= 0:
-        console.print(
-            "note: on held-out prompts the interval includes 0: not shown to beat uniform"
+        beaten = "" if low > 0 else "; it includes 0: not shown to beat uniform"
+        print(
+            f"{held_out['prompts']:d} prompts, held out: uniform {held_out['uniform']:.4f}, "
+            f"evolved {held_out['score']:.4f}, difference {held_out['difference']:+.4f} "
+            f"(95 % interval {low:+.4f} to {high:+.4f}{beaten})"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 import torch
@@ -88,8 +88,9 @@ class KvpLM(HFLM):  # type: ignore[misc]
             raise UsageError("the model class kvp runs in one process: start it without torchrun "
                              "and accelerate launch")  # fmt: skip
         of_hflm = {name: settings.pop(name) for name in _OF_HFLM if name in settings}
-        to_load = {name: settings.pop(name) for name in _keywords(load) if name in settings}
-        if unknown := sorted(set(settings) - _keywords(compression)):
+        loading, known = (inspect.getfullargspec(one).kwonlyargs for one in (load, compression))
+        to_load = {name: settings.pop(name) for name in loading if name in settings}
+        if unknown := sorted(set(settings) - set(known)):
             raise UsageError(
                 f"--model_args {', '.join(unknown)}: not an argument of the model class kvp; "
                 f"of HFLM's it takes {', '.join(_OF_HFLM)}"
@@ -168,18 +169,6 @@ class KvpLM(HFLM):  # type: ignore[misc]
                     "budget or boundary; name another file"
                 )
         super().set_cache_hook(cache_hook)
-
-    def get_model_info(self) -> dict[str, Any]:
-        """What results record of the model; only a hub model is looked up on the hub."""
-        if isinstance(self.pretrained, str):
-            return dict(super().get_model_info())
-        model = self.model
-        return {
-            "model_num_parameters": model.num_parameters(),
-            "model_dtype": model.dtype,
-            "model_revision": "",
-            "model_sha": "",
-        }
 
     def _tokens_after(self, request: Instance, prompt: str) -> int:
         """Tokens of a prompt that are fed after the compression, which ends with the document's
@@ -352,12 +341,6 @@ def load(
         revision=revision,
     )
     return None if local_folder(pretrained) else pretrained, model, tokenizer or own
-
-
-def _keywords(function: Callable[..., object]) -> set[str]:
-    """Names of the keyword-only arguments of a function."""
-    parameters = inspect.signature(function).parameters.values()
-    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 
 
 def _device(device: str | None) -> str:

@@ -231,10 +231,6 @@ def run(config: ReportConfig) -> None:
     folder = results_folder(config.results)
     out = Path(config.out) if config.out else folder / "report.html"
     png = Path(config.png) if config.png else None
-    if out.is_dir():
-        raise UsageError(f"--out {out} is a folder; name an HTML file")
-    if png is not None and png.exists() and not png.is_dir():
-        raise UsageError(f"--png {png} is a file; name a folder")
     refuse_others(out, GENERATOR, "kvp report")
     results = load_results(folder)
     whole = Run(results)

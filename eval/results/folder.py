@@ -10,7 +10,6 @@ a note.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,11 +30,11 @@ from eval.results.records import (
     key_of,
     read_records,
 )
-from eval.results.shapes import CHECKS, ResultsRow, TimingRow
+from eval.results.shapes import ResultsRow, TimingRow
 from eval.tune.tuned_settings import TunedSettings
 from kvp.artifacts.addresses import place, read_bytes
 from kvp.artifacts.claim import FolderKind, OutputFolder
-from kvp.artifacts.files import digest_json, foreign
+from kvp.artifacts.files import digest_json
 from kvp.artifacts.manifest import (
     Format,
     portable,
@@ -48,7 +47,7 @@ from kvp.data.tasks import ruler_share
 from kvp.errors import ResultsError
 from kvp.program.names import NO_RESULTS
 
-FORMAT = Format("kvp-results", 3, CHECKS[MANIFEST])
+FORMAT = Format("kvp-results", 3)
 
 INPUT_FLAGS = ("essays", "squad", "hotpotqa", "chat", "text", "data")
 """Settings that name files or folders which prompts come from."""
@@ -108,7 +107,6 @@ def write_manifest(
     notes: Sequence[str],
     model_digest: Mapping[str, Any] | None = None,
     layers: Sequence[int] = (),
-    hub: Mapping[str, Mapping[str, str]] | None = None,
     planned: Sequence[Mapping[str, Any]] = (),
     trained: Mapping[str, Sequence[str]] | None = None,
     tuned: Iterable[TunedSettings] = (),
@@ -117,10 +115,9 @@ def write_manifest(
 
     Fetches what is there, where the folder lies in an object store. `model_digest` tells the model
     from another of the same name (`kvp.hf.model_access`), `layers` which layers of it are evicted
-    from (`Geometry.layer_indices`), `hub` which repository and commit a policy came from, by label,
-    `planned` which rows the run will write (`progress`), `trained` the tasks that policies were
-    trained on, by label, `tuned` what methods were taken from. Raises ResultsError where the
-    records that are there are of another model.
+    from (`Geometry.layer_indices`), `planned` which rows the run will write (`progress`),
+    `trained` the tasks that policies were trained on, by label, `tuned` what methods were taken
+    from. Raises ResultsError where the records that are there are of another model.
     """
     folder.pull(*RECORDS, MANIFEST)
     digest = {} if model_digest is None else {"model_digest": dict(model_digest)}
@@ -133,7 +130,6 @@ def write_manifest(
     if earlier and earlier.get("config") != settings:
         runs.append({name: earlier.get(name) for name in ("config", "created", "command")})
     facts: dict[str, Mapping[str, Any]] = {
-        "policy_repositories": hub or {},
         "policy_tasks": trained or {},
         "tuned": {digest_json(content): content for content in (one.to_json() for one in tuned)},
     }
@@ -155,8 +151,6 @@ def write_manifest(
         "earlier_runs": runs,
         "files": {},
     }
-    with foreign(folder.path / MANIFEST, ResultsError, "cannot hold what it says of this run"):
-        CHECKS[MANIFEST](json.loads(json.dumps(content)))
     if folder.existing_marker is None:
         folder.begin(content)
     write_sealed_json(folder.local / MANIFEST, content)
@@ -267,12 +261,6 @@ def load_results(folder: Path) -> Results:
                 notes.append(f"The last line of {name} is torn (an interrupted run) and left out.")
     if not read[ROWS]:
         raise ResultsError(f"{folder} holds no {ROWS} with records yet; repeat its kvp eval")
-    known, timed = ({(row["policy"], row["policy_seed"]) for row in rows} for rows in read.values())
-    if more := timed - known:
-        raise ResultsError(
-            f"{folder / TIMING} is of a policy and seed of which {ROWS} has no row "
-            f"({min(map(str, more))}): repeat its kvp eval command, or delete {TIMING}"
-        )
     return Results(
         folder=folder,
         manifest=manifest,

@@ -1,4 +1,4 @@
-"""What results folders hold, for their readers.
+"""What the lines of results folders hold, for their readers.
 
 Files may come from anyone: they are checked where they are read. docs/formats.md says what each
 field is; fields that have no name here are left alone.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, Literal, NotRequired, Required
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import AfterValidator, Field, TypeAdapter
 from typing_extensions import TypedDict
@@ -23,11 +23,9 @@ SELF_SIZED = "own"
 _Number = Annotated[float, Field(ge=-(2.0**60), le=2.0**60)]
 _Numbers = Annotated[list[_Number], Field(min_length=1)]
 _Count = Annotated[int, Field(ge=0, le=2**60)]
-_Seed = Annotated[int, Field(ge=0)]
 _Name = Annotated[str, AfterValidator(plain_name)]
 _Spec = Annotated[str, Field(pattern=r"^(own|[1-9]\d{0,14}|\d{0,3}(\.\d{1,60})?%)$")]
 _Protocol = Literal["query_aware", "query_agnostic"]
-_Settings = Annotated[list[list[str | bool | None]], Field(min_length=1)]
 
 
 class MethodFields(TypedDict):
@@ -38,7 +36,7 @@ class MethodFields(TypedDict):
     variant: _Name
     allocator: _Name
     policy: _Name | None
-    policy_seed: _Seed | None
+    policy_seed: _Count | None
     protected: bool
     protocol: _Protocol
     budget_spec: _Spec | None
@@ -73,36 +71,6 @@ class TimingRow(MethodFields):
     evict_flops: NotRequired[_Number | None]
 
 
-class _Identity(TypedDict, total=False):
-    sinks: _Count | None
-    recents: _Count | None
-    model_digest: dict[str, str | None]
-
-
-class _Run(TypedDict, total=False):
-    config: _Identity
-    command: str | list[str]
-
-
-class _Planned(TypedDict):
-    protocol: _Protocol
-    prompts: dict[str, _Count]
-    settings: _Settings
-
-
-class _Manifest(_Run, total=False):
-    identity: Required[_Identity]
-    policies: dict[str, str]
-    packages: dict[str, str]
-    notes: list[str]
-    policy_repositories: dict[str, dict[str, str]]
-    policy_tasks: dict[str, list[_Name]]
-    tuned: dict[str, dict[str, Any]]
-    planned: list[_Planned]
-    earlier_runs: list[_Run]
-    files: dict[str, str]
-
-
 def _is_sized(row: MethodFields) -> bool:
     sized = (row["budget"] is not None) == (row["budget_spec"] not in (None, SELF_SIZED))
     return sized and (row["budget_spec"] is None) == (row["method"] == FULL)
@@ -125,11 +93,10 @@ def _rule(holds: Callable[[Any], bool]) -> AfterValidator:
 
 
 _KINDS: dict[str, Any] = {
-    "manifest.json": _Manifest,
     "rows.jsonl": Annotated[ResultsRow, _rule(_is_scored)],
     "timing.jsonl": Annotated[TimingRow, _rule(_is_sized)],
 }
 CHECKS: dict[str, Callable[..., object]] = {
     name: partial(TypeAdapter(kind).validate_python, strict=True) for name, kind in _KINDS.items()
 }
-"""File -> what raises a ValueError on content, or a line, that cannot be its."""
+"""File -> what raises a ValueError on a line that cannot be its."""

@@ -10,12 +10,10 @@ their prompts: of the answers' scores, or of minus the nats per token where repl
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 import pandas
-from rich.console import Console
-from rich.table import Column, Table
 
 from eval.config import TUNED, TuneConfig
 from eval.evaluate import Bench, identify
@@ -24,7 +22,6 @@ from eval.methods import (
     PROTECTIONS,
     Method,
     file_digests,
-    hub_records,
     learned_methods,
     method_of,
     protected_tokens,
@@ -45,7 +42,7 @@ from kvp.hf.model_access import model_identity
 from kvp.program.progress import phase, say
 from kvp.ranking import UNPROTECTED
 from policies import make_allocator, sizes_itself, split_method
-from policies.base import Grid, Options, option_names
+from policies.base import Options
 from policies.registry import NULLS
 
 TABLE = "settings.csv"
@@ -54,28 +51,23 @@ TABLE = "settings.csv"
 
 def subjects_of(config: TuneConfig) -> list[Search]:
     """Methods of `--methods`; raises UsageError on what cannot be tuned, and as `build_methods`."""
-    methods = map(split_method, config.evaluation.method_list)
-    return [search for sides in methods for search in _searches(config, *sides)]
-
-
-def _searches(config: TuneConfig, scorer: str, rule: str | None) -> Iterator[Search]:
-    """A method with what is searched for it, each group of policies that differ in seed apart."""
-    if scorer == FULL or scorer.startswith(f"{TUNED}:"):
-        raise UsageError(f"--methods {scorer}: nothing is chosen for it; leave it out")
-    if scorer != LEARNED:
+    searches = []
+    for scorer, rule in map(split_method, config.evaluation.method_list):
+        if scorer == FULL or scorer.startswith(f"{TUNED}:"):
+            raise UsageError(f"--methods {scorer}: nothing is chosen for it; leave it out")
         for name in NULLS if scorer == ALL_NULLS else (scorer,):
-            yield _search(config, name, rule, "", [registered_method(name, config.seed)])
-        return
-    policies = learned_methods(config.evaluation.policy_list)
-    groups = group_by(policies, lambda one: one.group)
-    for group, runs in groups.items():
-        yield _search(config, scorer, rule, group if len(groups) > 1 else "", runs)
+            searches.append(_search(config, name, rule))
+    return searches
 
 
-def _search(
-    config: TuneConfig, spec: str, rule: str | None, group: str, runs: Sequence[Method]
-) -> Search:
+def _search(config: TuneConfig, spec: str, rule: str | None) -> Search:
     """All that a specification does not fix is searched."""
+    if spec == LEARNED:
+        runs = learned_methods(config.evaluation.policy_list)
+        if len({run.group for run in runs}) > 1:
+            raise UsageError("--policies: tune policies that differ in more than their seed apart")
+    else:
+        runs = [registered_method(spec, config.seed)]
     requested = spec if rule is None else f"{spec}+{rule}"
     rules = config.evaluation.allocator_list if rule is None else (rule,)
     allocators = tuple({made.name: made for made in map(make_allocator, rules)}.values())
@@ -90,7 +82,7 @@ def _search(
         fixed = {*written.options, *scorer.presets.get(written.argument or "", {})}
         if not written.options and written.argument is None:
             published = [method_of(scorer.build(name, {})) for name in scorer.presets]
-    grid, *_ = [_grid_of(made) for made in (scorer, *allocators)]
+    grid = scorer.grid if isinstance(scorer, Options) else {}
     start = [
         allocated.at(None, UNPROTECTED if protected else None)
         for allocated in (with_allocator(one, allocators[0]) for one in (runs[0], *published))
@@ -99,7 +91,6 @@ def _search(
     return Search(
         requested=requested,
         scorer=spec,
-        group=group,
         runs=tuple(runs),
         start=tuple(dict.fromkeys(start)),
         options={name: values for name, values in grid.items() if name not in fixed},
@@ -107,17 +98,6 @@ def _search(
         allocator_options=rule is None,
         tokens=config.length,
     )
-
-
-def _grid_of(made: object) -> Grid:
-    """What a scorer or allocator declares to be searched; UsageError on what is no grid."""
-    if not isinstance(made, Options):
-        return {}
-    grid = made.grid
-    known = isinstance(grid, Mapping) and grid.keys() <= {*option_names(type(made))}
-    if not known or not all(isinstance(values, list | tuple) for values in grid.values()):
-        raise UsageError(f"{made.name}: grid must map options to lists of their values")
-    return grid
 
 
 class Tuning:
@@ -239,9 +219,7 @@ def run(config: TuneConfig) -> TunedSettings:
         tuning = Tuning(config, prepare(evaluation, methods), subjects)
         bench = load_bench(evaluation, methods)
         model = model_identity(config.model, config.revision, bench.model, bench.tokenizer)
-        write_manifest(
-            output, evaluation, digests, tuning.prepared.notes, model, hub=hub_records(methods)
-        )
+        write_manifest(output, evaluation, digests, tuning.prepared.notes, model)
         file = RecordFile(output.local / ROWS)
         tuning.search(bench, file)
         settings = tuning.outcome()
@@ -250,7 +228,7 @@ def run(config: TuneConfig) -> TunedSettings:
         content = {**FORMAT.head, **settings.to_json(), "run": manifest}
         write_sealed_json(output.local / SETTINGS, content)
         seal(output.local)
-    print_settings(Console(markup=False), settings)
+    print_settings(settings)
     say(
         f"settings are in {output.path / SETTINGS}; to run them: "
         f"kvp eval --methods full,tuned:{output.path}"
@@ -262,8 +240,8 @@ def csv_text(searches: Sequence[Search]) -> str:
     """One line per setting."""
     rows = [
         {
-            "protocol": entry.protocol, "method": entry.requested, "group": search.group,
-            "setting": number, "scorer": scored.scorer, "allocator": scored.allocator,
+            "protocol": entry.protocol, "method": entry.requested, "setting": number,
+            "scorer": scored.scorer, "allocator": scored.allocator,
             "protected": int(scored.protected), "score": scored.score,
             "low": scored.interval[0], "high": scored.interval[1],
             "published": int(scored in entry.published), "chosen": int(scored == entry.chosen),
@@ -274,7 +252,7 @@ def csv_text(searches: Sequence[Search]) -> str:
     return str(pandas.DataFrame(rows).to_csv(index=False, float_format="%.6g"))
 
 
-def print_settings(console: Console, settings: TunedSettings) -> None:
+def print_settings(settings: TunedSettings) -> None:
     """One table per protocol."""
     percent = settings.data["metric"] == "score"
 
@@ -282,24 +260,24 @@ def print_settings(console: Console, settings: TunedSettings) -> None:
         return f"{100 * value:.0f}" if percent else f"{value:.3f}"
 
     for protocol, entries in group_by(settings.methods, lambda entry: entry.protocol).items():
-        console.print(
+        print(
             f"{protocol}: {'accuracy, %' if percent else 'minus nats per token'}, over the budgets "
             f"{', '.join(settings.data['budgets'])} and {len(settings.data['tasks'])} tasks, "
             f"{settings.split} split"
         )
-        names = ("method", "tried", "score (95 %)", "published")
-        columns = [Column(name, no_wrap=True) for name in names]
-        table = Table(*columns, Column("chosen", overflow="fold"), box=None, pad_edge=False)
-        for entry in entries:
-            table.add_row(
-                f"{entry.requested}{f'/{entry.group}' * bool(entry.group)}",
-                str(entry.tried),
-                f"{text(entry.chosen.score)} ({' to '.join(map(text, entry.chosen.interval))})",
-                text(max(setting.score for setting in entry.published)),
-                entry.chosen.label,
-            )
-        console.print(table)
-    console.print(
+        rows = [
+            {
+                "method": entry.requested,
+                "tried": entry.tried,
+                "score (95 %)": f"{text(entry.chosen.score)} "
+                f"({' to '.join(map(text, entry.chosen.interval))})",
+                "published": text(max(setting.score for setting in entry.published)),
+                "chosen": entry.chosen.label,
+            }
+            for entry in entries
+        ]
+        print(pandas.DataFrame(rows).to_string(index=False))
+    print(
         "+p: first and last tokens are always kept. The best of many settings is optimistic on the "
         f'prompts that chose it. "published": best of the default and the presets. All: {TABLE}.'
     )

@@ -36,8 +36,6 @@ class Search:
     """The method as `--methods` names it."""
     scorer: str
     """Its scorer."""
-    group: str
-    """Policies that differ only in seed, where there are several groups."""
     runs: tuple[Method, ...]
     """The method with its defaults; one per policy seed."""
     start: tuple[Method, ...]
@@ -59,7 +57,6 @@ class Search:
         """What was chosen, and from how many."""
         return Tuned(
             method=self.runs[0].method,
-            group=self.group,
             requested=self.requested,
             protocol=self.protocol,
             chosen=max(self.scored.values(), key=lambda scored: scored.score),

@@ -52,8 +52,6 @@ class Tuned:
 
     method: str
     """Registered name, or `kvp`."""
-    group: str
-    """Policies that differ only in seed; empty for other methods, and where there is one group."""
     requested: str
     """The method as `--methods` named it."""
     protocol: str
@@ -64,11 +62,10 @@ class Tuned:
     """Settings that were tried."""
 
     def chose(self, setting: MethodSetting) -> bool:
-        """Whether it chose a setting of a report; groups have no name where there is only one."""
+        """Whether it chose a setting of a report."""
         names = ("variant", "allocator", "protected")
         same = all(getattr(self.chosen, name) == getattr(setting, name) for name in names)
-        groups = {self.group, setting.policy} - {"", None}
-        return same and self.method == setting.method and len(groups) < 2
+        return same and self.method == setting.method
 
 
 @dataclass(frozen=True, kw_only=True)

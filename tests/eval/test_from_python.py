@@ -16,7 +16,7 @@ import kvp
 from kvp.errors import UsageError
 from kvp.hf import load_model
 from kvp.scoring import Needs
-from policies import load_policy, make_allocator, make_method
+from policies import load_policy
 
 SMALL = {"tasks": ["niah_single_1"], "length": 300, "prompts": 2, "budgets": ["25%"],
          "protocols": "query_aware", "protection": "off"}  # fmt: skip
@@ -37,15 +37,6 @@ class Newest:
         positions = view.positions.float()
         order = -positions if self.back else positions
         return order[:, None].expand(*view.keys.shape[:3])
-
-
-class Mine:
-    """An allocator."""
-
-    name = "mine"
-
-    def allocate(self, request):
-        return make_allocator("uniform").allocate(request)
 
 
 class NeedsMore(Newest):
@@ -115,16 +106,13 @@ def test_a_loaded_model_is_evaluated_as_its_name_is(model_folder):
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_names_classes_objects_and_pairs_side_by_side(model_folder, tiny_policy):
-    methods = [
-        Newest, Newest(back=True), (Newest, Mine()), make_method("knorm", "ada"), "tova",
-        load_policy(tiny_policy),
-    ]  # fmt: skip
+def test_names_classes_and_objects_side_by_side(model_folder, tiny_policy):
+    methods = [Newest, Newest(back=True), "knorm+ada", load_policy(tiny_policy)]
     table = _evaluate(str(model_folder), methods)
     labels = table.groupby(["method", "allocator"]).size()
     assert dict(labels) == {
-        ("newest", "uniform"): 2, ("oldest", "uniform"): 2, ("newest", "mine"): 2,
-        ("knorm", "ada"): 2, ("tova", "uniform"): 2, ("kvp", "uniform"): 2,
+        ("newest", "uniform"): 2, ("oldest", "uniform"): 2, ("knorm", "ada"): 2,
+        ("kvp", "uniform"): 2,
     }  # fmt: skip
     assert set(table[table["method"] == "kvp"]["policy"]) == {"seed0"}
 
@@ -133,8 +121,6 @@ def test_names_classes_objects_and_pairs_side_by_side(model_folder, tiny_policy)
     ("methods", "message"),
     [
         ([object()], "method object is no scorer"),
-        ([(Newest(), Mine(), 1)], "is no pair of a scorer and an allocator"),
-        ([(Newest(), Newest())], "allocator Newest is no allocator"),
         ([NeedsMore], "method NeedsMore cannot be made"),
         ([Newest(), NeedsMore(0)], "two scorers are called 'newest'"),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eval.methods import build_methods, hub_records, policy_sources
+from eval.methods import policy_sources
 from kvp.artifacts.manifest import read_sealed_json, sha256_file
 from kvp.errors import UsageError
 from kvp.program.table import evaluate
@@ -41,8 +41,6 @@ def test_labels_of_names(of_nano):
     assert [source.commit for source in found.values()] == [COMMIT, COMMIT, None]
     with pytest.raises(UsageError, match="two policies are called 'small'"):
         policy_sources([of_nano, f"{of_nano}@{COMMIT}"])
-    methods = build_methods(["kvp", "knorm"], policies=[of_nano, "nano"])
-    assert hub_records(methods) == {"small": {"repository": "org/small", "commit": COMMIT}}
 
 
 def test_an_evaluation_records_the_commit(of_nano, tmp_path):
@@ -54,9 +52,6 @@ def test_an_evaluation_records_the_commit(of_nano, tmp_path):
     ]  # fmt: skip
     assert evaluate(arguments) == 0
     manifest = read_sealed_json(Path("results/manifest.json"))
-    assert manifest["policy_repositories"] == {
-        "small": {"repository": "org/small", "commit": COMMIT}
-    }
     assert manifest["policies"]["small"] == sha256_file(tmp_path / "small" / "policy.json")
     rows = [json.loads(line) for line in Path("results/rows.jsonl").read_text().splitlines()]
     commits = {row["policy"]: row.get("policy_commit") for row in rows}

@@ -22,7 +22,7 @@ def test_a_policy_in_the_cache_loads_offline(cached, policy_folder):
     policy = load_policy("org/gates")
     assert same_weights("org/gates", policy_folder)
     assert policy.label == "org/gates"
-    assert policy.source.record == {"repository": "org/gates", "commit": cached}
+    assert (policy.source.repository, policy.source.commit) == ("org/gates", cached)
     assert load_policy(f"org/gates@{cached}").source == find_policy(f"org/gates@{cached}")
     assert find_policy(f"org/gates@{cached}").label == "gates"
 

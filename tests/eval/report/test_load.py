@@ -12,7 +12,7 @@ import pytest
 import kvp
 from eval.report.page import Run, render
 from eval.results.folder import load_results
-from eval.results.records import SETTING_FIELDS, altered_part, key_of, seal
+from eval.results.records import SETTING_FIELDS, key_of, seal
 from kvp.artifacts.files import JsonLines
 from kvp.artifacts.manifest import read_sealed_json, write_sealed_json
 from kvp.errors import ResultsError
@@ -106,18 +106,6 @@ def test_what_is_not_as_the_last_run_left_it_is_said(folder, name, how):
         kvp.read_results(folder)
     seal(folder)
     assert said not in _page(folder)
-
-
-@pytest.mark.parametrize("files", [[], [1], None, {"rows.jsonl": [1]}, {"x": 1}, "x"])
-def test_a_manifest_that_says_something_else_of_its_files_is_of_other_files(folder, files):
-    assert altered_part(folder, {"files": files}) != ""
-
-
-def test_seconds_of_a_policy_without_rows_are_one_line(folder, one_line):
-    _change(folder, "timing.jsonl", policy="another", policy_seed=3)
-    said = r"a policy and seed of which rows.jsonl has no row \(\('another', 3\)\)"
-    with one_line(ResultsError, match=said):
-        load_results(folder)
 
 
 @pytest.mark.parametrize("evil", [SCRIPT, QUOTE])

@@ -64,7 +64,7 @@ def test_budgets_are_percent_where_all_are(made):
 
 def _tuned(allocator="uniform"):
     entry = Tuned(
-        method="knorm", group="", requested="knorm", protocol="query_aware",
+        method="knorm", requested="knorm", protocol="query_aware",
         chosen=Scored(scorer="knorm", variant="auto", allocator=allocator, protected=False,
                       score=0.5, interval=(0.4, 0.6)),
         published=(), tried=48,

@@ -103,11 +103,9 @@ def test_folders_that_several_runs_extended_have_a_report(tmp_path, write_result
     ("flags", "message"),
     [
         (("{tmp}/missing",), "is not a folder; give the results folder of kvp eval"),
-        (("{tmp}/r", "--out", "{tmp}/r"), "--out"),
-        (("{tmp}/r", "--out", "{tmp}/r/rows.jsonl"), "--out"),
         (("{tmp}/r", "--out", "{tmp}/notes.html"), "was not written by kvp report"),
         (("{tmp}/r", "--out", "{tmp}/notes.html/x/y.html"), "Not a directory"),
-        (("{tmp}/r", "--png", "{tmp}/notes.html"), "--png"),
+        (("{tmp}/r", "--png", "{tmp}/notes.html"), "File exists"),
     ],
 )
 def test_what_cannot_work_is_one_line_and_replaces_nothing(

@@ -322,7 +322,7 @@ def test_methods_count_in_the_setting_that_was_tuned():
     ]
     methods = tuple(
         Tuned(
-            method=method, group="", requested=method, protocol="query_aware",
+            method=method, requested=method, protocol="query_aware",
             chosen=Scored(scorer=method, variant="auto", allocator=allocator, protected=False,
                           score=0.5, interval=(0.4, 0.6)),
             published=(), tried=4,

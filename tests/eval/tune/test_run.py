@@ -4,7 +4,6 @@ import csv
 import json
 import re
 import shutil
-import sys
 from collections import Counter
 from functools import partial
 from statistics import mean
@@ -17,7 +16,7 @@ from eval.results.records import read_records
 from eval.tune.run import subjects_of
 from eval.tune.search import next_batch
 from eval.tune.tuned_settings import load_settings
-from kvp.errors import ResultsError, UsageError
+from kvp.errors import ResultsError
 from kvp.program.table import evaluate, run_program
 from policies import make_scorer
 
@@ -55,33 +54,18 @@ def evaluated(tuned, model_folder):
     return out
 
 
-def _own(monkeypatch, folder, body):
-    (folder / "mine.py").write_text(
+def test_a_setting_of_a_users_own_names_its_module(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\nfrom policies.registry import Heuristic\n\n\n"
-        f"@dataclass(frozen=True, kw_only=True)\nclass Mine(Heuristic):\n    step: int = 1\n{body}"
+        "@dataclass(frozen=True, kw_only=True)\nclass Mine(Heuristic):\n    step: int = 1\n"
+        "    method = 'other'\n    grid = {'step': (1, 2)}\n"
     )
-    monkeypatch.chdir(folder)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.chdir(tmp_path)
     (subject,) = subjects_of(TuneConfig(out="out", methods="mine:Mine", allocators="uniform"))
-    return subject
-
-
-@pytest.mark.parametrize("method", ["mine", "other"])
-def test_a_setting_of_a_users_own_names_its_module(tmp_path, monkeypatch, method):
-    body = f"    method = {method!r}\n    grid = {{'step': (1, 2)}}\n"
-    subject = _own(monkeypatch, tmp_path, body)
     subject.scored.update(dict.fromkeys(subject.start, SimpleNamespace(score=0.0)))
     batch = next_batch(subject, 9)
     assert {subject.spec(setting) for setting in batch} == {"mine:Mine(step=2)"}
     assert make_scorer("mine:Mine(step=2)") == batch[0].scorer
-
-
-@pytest.mark.parametrize(
-    "grid", ["{'stop': (1, 2)}", "{'step': 2}", "('step', 2)", "{'step': '12'}"]
-)
-def test_a_grid_that_is_none_is_refused_in_one_line(tmp_path, monkeypatch, grid):
-    with pytest.raises(UsageError, match="mine: grid must map options to lists of their values"):
-        _own(monkeypatch, tmp_path, f"    method = 'mine'\n    grid = {grid}\n")
 
 
 def test_every_method_and_protocol_gets_the_same_settings(tuned):
@@ -192,40 +176,34 @@ def test_settings_are_refused_on_the_prompts_that_chose_them(
         ({"allocators": "ada,self_sized"}, "keydiff with ada or self_sized: what ignores"),
         ({"budgets": "3%"}, "--budgets 3% is below the 20 protected tokens"),
         ({"tasks": "niah_single_1,chat"}, "tune on one kind"),
+        ({"methods": "kvp", "policies": "a={policy},b={policy}"}, "more than their seed apart"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_in_one_line(
-    model_folder, tmp_path, capsys, changes, message
+    model_folder, tiny_policy, tmp_path, capsys, changes, message
 ):
-    assert main(_tune(model_folder, tmp_path / "out", **changes)) == 2
+    given = {name: text.format(policy=tiny_policy) for name, text in changes.items()}
+    assert main(_tune(model_folder, tmp_path / "out", **given)) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert message in error
     assert not (tmp_path / "out").exists()
 
 
-def test_groups_of_policies_are_tuned_apart_and_found_again(
-    model_folder, tiny_policy, tmp_path, capsys
-):
+def test_seeds_of_a_policy_are_tuned_together_and_each_is_run(model_folder, tiny_policy, tmp_path):
     flags = _tune(
         model_folder, tmp_path / "out", methods="kvp+global", settings_per_method=2, prompts=1,
-        policies=f"a={tiny_policy},b={tiny_policy}", protocols="query_aware",
+        policies=f"a5={tiny_policy},a_s5={tiny_policy}", protocols="query_aware",
     )  # fmt: skip
     assert main(flags) == 0
-    entries = load_settings(tmp_path / "out").methods
-    assert [(each.requested, each.group) for each in entries] == [
-        ("kvp+global", "a"), ("kvp+global", "b"),
-    ]  # fmt: skip
-    common = {
-        "methods": f"tuned:{tmp_path / 'out'}", "prompts": 1, "protocols": "query_aware",
-        "timing_prompts": 0,
-    }  # fmt: skip
-    policies = f"b={tiny_policy},a={tiny_policy}"
-    assert evaluate(_flags(model_folder, tmp_path / "test", policies=policies, **common)) == 0
+    (entry,) = load_settings(tmp_path / "out").methods
+    flags = _flags(
+        model_folder, tmp_path / "test", methods=f"tuned:{tmp_path / 'out'}", prompts=1,
+        protocols="query_aware", timing_prompts=0, policies=f"b={tiny_policy},a={tiny_policy}",
+    )  # fmt: skip
+    assert evaluate(flags) == 0
     records = list(read_records(tmp_path / "test" / "rows.jsonl"))
     runs = {(record["policy"], record["allocator"], record["protected"]) for record in records}
-    assert runs == {(each.group, "global", each.chosen.protected) for each in entries}
-    assert evaluate(_flags(model_folder, tmp_path / "no", policies=f"a={tiny_policy}", **common))
-    assert "--policies has none called b" in capsys.readouterr().err
+    assert runs == {(label, "global", entry.chosen.protected) for label in "ab"}
 
 
 def test_given_replies_are_tuned_by_their_likelihood(model_folder, tmp_path, capsys):
