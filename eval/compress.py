@@ -94,7 +94,6 @@ def _documents(names: str | Sequence[str]) -> Iterator[tuple[str, Text]]:
 
 
 def _context(row: Mapping[str, Any]) -> Text:
-    """The context of a row: its messages, all of them, or its text."""
     if (turns := row.get("messages")) is not None:
         try:
             return check_messages(

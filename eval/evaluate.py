@@ -41,13 +41,10 @@ class Prompt:
     """One sample, encoded."""
 
     task: str
-    """Name in the records."""
     requested_as: str
-    """The task as `--tasks` names it."""
     sample: Sample
     encoded: Encoded
     scored_by: Callable[[Sample, str], float]
-    """The task's score of an answer."""
     evidence: tuple[int, ...] = ()
     """Tokens of the prompt that spell its answers (`kvp.data.encode`)."""
     readable: bool = False
@@ -196,7 +193,6 @@ def tokens_per_head(kept: Tensor) -> float:
 
 
 Fields = dict[str, Any]
-"""Fields of a record that say what came out."""
 
 
 def outcomes(
@@ -365,7 +361,6 @@ def _evidence_fields(evidence: Sequence[int], kept: Tensor, cached: int) -> dict
 
 
 def _text_fields(bench: Bench, prompt: Prompt) -> Fields:
-    """What people read of a prompt."""
     sample, turns = prompt.sample, prompt.sample.messages
     question = turns[-2]["content"] if turns else sample.question + sample.answer_prefix
     reply = bench.text(list(prompt.encoded.reply_ids))[:CHARACTERS] if prompt.forced else None

@@ -22,7 +22,6 @@ def run(_: Group) -> None:
 
 
 def _scorer_lines() -> Iterator[str]:
-    """Lines on the scorers, those that score nothing in a group of their own."""
     yield "Scorers: which tokens of a head stay"
     yield from _entry("full", "everything: the unmodified cache", [("reads", "nothing")])
     yield from _entry(
@@ -49,7 +48,6 @@ def _scorers(*, null: bool) -> Iterator[str]:
 
 
 def _allocator_lines() -> Iterator[str]:
-    """Lines on the allocators: how a budget is split over layers and heads."""
     yield "Allocators: how many tokens each head keeps (--allocators, or after the plus sign)"
     for entry in ALLOCATORS.values():
         sizes = "; no budget, the scorer decides the size" if entry.sized_by_scorer else ""

@@ -59,7 +59,6 @@ class Method(MethodSetting):
     budget: Budget | None = None
     """Tokens to keep; None for the full cache, and where the method sizes the cache itself."""
     protection: Protection = UNPROTECTED
-    """The tokens that are always kept."""
 
     def at(self, budget: Budget | None, protection: Protection | None) -> Method:
         """The method at a budget, with the tokens that are always kept; None: not protected."""
@@ -88,7 +87,6 @@ class Method(MethodSetting):
 
 
 Given = str | Scorer | type[Scorer]
-"""A method as a caller may give it: a name, an object or a class of scorers."""
 
 
 def text_of(method: Given) -> str:
@@ -97,7 +95,6 @@ def text_of(method: Given) -> str:
 
 
 def _tuned_path(method: Given) -> str | None:
-    """The path of `tuned:PATH`; None for other methods."""
     name, colon, path = method.partition(":") if isinstance(method, str) else ("", "", "")
     return path.strip() if colon and name.strip() == TUNED else None
 

@@ -93,7 +93,6 @@ TASKS_OF_FLAG = {
 
 
 def _check_flags(settings: TaskSettings, names: Sequence[str]) -> None:
-    """Raise UsageError on a flag that nothing would read."""
     for flag, readers in TASKS_OF_FLAG.items():
         if getattr(settings, flag) is not None and not any(map(readers.fullmatch, names)):
             task = readers.pattern.partition("|")[0]
@@ -148,7 +147,6 @@ def load_task_prompts(
 COMPARED = ("model", "revision", "length", "sinks", "recents")
 """Settings of an evaluation that should be those of the tuning."""
 Work = tuple[Prompt, str, Sequence[Method]]
-"""A prompt, a protocol, and the methods to evaluate, each in a setting and at a budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +166,6 @@ class Prepared:
     methods: Sequence[Method]
     prompts: tuple[Prompt, ...]
     work: tuple[Work, ...]
-    """Every prompt under every protocol of its task."""
     notes: tuple[str, ...]
     """Settings that are left out or changed, one sentence each."""
 

@@ -116,7 +116,6 @@ def run(
 def _run_here(
     config: EvalConfig, methods: Sequence[Method], loaded: Loaded | None
 ) -> Results | None:
-    """Evaluate in this process, alone or as one of several; None where others are at work."""
     digests = file_digests(config.policy_list, methods)
     with open_folder(config, digests, shared=config.worker.shared) as output:
         prepared = _prepare(config, methods, loaded)
@@ -326,7 +325,6 @@ class WorkPieces:
         self._groups = by_prefill(prepared.work)
 
     def __len__(self) -> int:
-        """Number of pieces."""
         return len(self._groups)
 
     def prompts(self, numbers: Iterable[int]) -> int:
@@ -386,7 +384,6 @@ def run_from_python(
 
 
 OF_THE_MODEL = ("dtype", "device", "revision")
-"""Settings that a loaded model has already."""
 
 
 def loaded_model(

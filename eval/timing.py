@@ -108,7 +108,6 @@ def _measure_prompt(
 
 
 def _decode(bench: Bench, cache: EvictingCache, feed: Tensor, position: int, meter: Meter) -> float:
-    """What one token takes, the median of several."""
     tokens = feed[None]
     steps = []
     for _ in range(DECODED_TOKENS + 1):

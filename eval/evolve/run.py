@@ -31,10 +31,8 @@ from eval.evolve.search import (
     REACH,
     SEARCH,
     SIGMA,
-    UNIFORM_GROUP,
     Elite,
     Floats,
-    Generation,
     Journal,
     Scheme,
     SearchPlan,
@@ -74,9 +72,7 @@ class PromptSet:
     free_bytes: int
     """Bytes of prefills that may still be kept."""
     selections: dict[int, Selection] = field(init=False, default_factory=dict)
-    """Of each prompt that was scored."""
     prefills: dict[int, Prefill] = field(init=False, default_factory=dict)
-    """Those that are kept."""
 
     def scores(self, schemes: Sequence[Scheme]) -> list[float]:
         """Mean over tasks of the mean over prompts, for every scheme."""
@@ -146,7 +142,6 @@ def run_search(config: EvolveConfig) -> None:
 
 
 def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]) -> None:
-    """Search in a claimed folder, and write its budget file."""
     folder = output.local
     method, scorer = _method(config.evaluation)
     geometry, tokenizer, positions = read_model(config.evaluation, [method])
@@ -170,7 +165,8 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     output.begin({**FORMAT.head, "identity": identity, "run": manifest, "files": {}})
 
     journal = Journal(
-        folder / JOURNAL, on_append=lambda entry: progress.advance(note=_note(plan, entry))
+        folder / JOURNAL,
+        on_append=lambda entry: progress.advance(note=f"best score {max(entry.scores):.4f}"),
     )
     prompt_set = partial(
         PromptSet, bench=bench, scorer=scorer, plan=plan, protection=protection,
@@ -275,16 +271,7 @@ def plan_search(
     )  # fmt: skip
 
 
-def _note(plan: SearchPlan, entry: Generation) -> str:
-    """What the generation that ended found."""
-    if entry.group == UNIFORM_GROUP:
-        return f"uniform: score {entry.scores[0]:.4f}"
-    groups = len(layer_groups(plan.layers, plan.group))
-    return f"group {entry.group + 1}/{groups}: best score {max(entry.scores):.4f}"
-
-
 def _made_by(plan: SearchPlan, journal: Journal, elite: Elite) -> dict[str, Any]:
-    """How a search came to its budgets, for the budget file."""
     start = journal.generations[0]
     return {
         "constraint": plan.constraint,
@@ -303,7 +290,6 @@ def _made_by(plan: SearchPlan, journal: Journal, elite: Elite) -> dict[str, Any]
 
 
 def _data_of(config: EvolveConfig, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Which prompts were searched on, for the budget file."""
     return {
         "tasks": list(dict.fromkeys(prompt.task for prompt in prompts)),
         "split": config.split,

@@ -54,14 +54,11 @@ class Generation:
     """From 0, bottom to top; -1 for the uniform start."""
     generation: int
     schemes: list[tuple[int, ...]]
-    """Counts per layer, one scheme per candidate."""
     scores: list[Annotated[float, Field(ge=0, le=1)]]
-    """Mean task scores."""
     fitness: list[Annotated[float, Field(ge=0, le=2)]]
     evaluated: Annotated[int, Field(ge=0)]
     """Schemes that had to be run; the others had been seen before."""
     seconds: Annotated[float, Field(ge=0, le=1e9)] = 0.0
-    """Wall-clock time."""
 
 
 class Journal:
@@ -149,11 +146,8 @@ class SearchPlan:
     maximum: int
     """Tokens that a layer can keep: the reference length."""
     group: int
-    """Layers per group."""
     generations: int
-    """Maximum per group."""
     constraint: str
-    """`project` or `soft`."""
     seed: int
 
     @property

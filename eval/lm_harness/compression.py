@@ -67,7 +67,6 @@ def compression(
 
 
 def _method(spec: str, policies: str, seed: int, protocol: str) -> Method:
-    """The one method that a specification names."""
     try:
         methods = build_methods([spec], policies=split_list(policies), seed=seed)
     except UsageError as error:

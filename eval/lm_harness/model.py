@@ -42,7 +42,6 @@ _OF_HFLM = (
 )  # fmt: skip
 """Arguments of HFLM that mean here what they mean there."""
 _SETTINGS = "settings of kvp"
-"""Key in the file of `--use_cache`."""
 
 LogLikelihood = tuple[float, bool]
 """Of a continuation, in nats, and whether greedy decoding would give it."""

@@ -62,7 +62,6 @@ def answers(comparisons: Sequence[Comparison]) -> tuple[str, str] | None:
 
 
 def _shown_prompt(records: Sequence[Record]) -> Record:
-    """What the script of the page reads of a prompt, the full cache first."""
     records = sorted(records, key=lambda record: record["method"] != FULL)
     return {name: records[0].get(name) for name in _OF_PROMPT} | {
         "answers": [

@@ -31,12 +31,10 @@ class Timing:
     """Tokens per KV head, the realised ones of a self-sized method; None for the full cache."""
     cache_bytes: float
     bytes_to_full: float | None
-    """None without a record of the full cache."""
     flops: float | None
     """Of compression, as a share of the prefill's; None where they were not counted."""
     prefill: Interval | None
     evict: Interval | None
-    """Seconds of scoring and evicting."""
     evict_to_prefill: Interval | None
     decode: Interval | None
     """Seconds per decoded token."""

@@ -23,7 +23,6 @@ from eval.results.settings import MethodSetting, are_shares
 from policies.registry import NULLS
 
 WRITER = "kvp-report"
-"""Metadata of the PNG files: who wrote them."""
 SPREAD = 1.006
 """Factor between neighbouring curves at one budget: their intervals do not cover each other."""
 
@@ -34,7 +33,6 @@ _MARKERS = "osD^Xv<"
 _DASHES: Any = (
     "-", "--", "-.", (0, (1, 1)), (0, (9, 1.5)), (0, (2, 4)), (0, (9, 1.5, 1, 1.5, 1, 1.5)),
 )  # fmt: skip
-"""A pattern per round through the colours."""
 _SETTINGS: Any = {
     "text.parse_math": False, "font.size": 9, "font.sans-serif": ["DejaVu Sans"],
     "svg.fonttype": "none",
@@ -50,7 +48,6 @@ class Picture:
     """A figure of the page, and a PNG file where these are asked for."""
 
     name: str
-    """File name of the PNG without ending."""
     caption: str
     figure: Figure = field(repr=False)
 
@@ -96,7 +93,6 @@ def line_styles(families: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 
 Shown = Mapping[MethodSetting, bool]
-"""Settings that a figure draws, and whether in front."""
 
 
 def drawn_settings(comparison: Comparison, maximum: int = 12) -> Shown:

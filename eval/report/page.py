@@ -54,7 +54,6 @@ class Text(NamedTuple):
 
     text: str
     style: str = ""
-    """CSS class."""
     budget: str = ""
     """The budget that it is of, where the page can choose one."""
 
@@ -151,7 +150,6 @@ def _view(run: Run, comparison: Comparison, numbers: pandas.DataFrame) -> dict[s
 
 
 def _picture(run: Run, comparison: Comparison, name: str, measure: str) -> Picture:
-    """A comparison against budget."""
     best, shown, tasks = comparison.best, drawn_settings(comparison), comparison.sorted.tasks
     of = f" of {tasks[0]}" if len(tasks) == 1 else ""
     title = [

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pandas import DataFrame
 
 from eval.report.costs import Timing, passes
-from eval.results.comparison import Cells, Comparison, resolved_keys
+from eval.results.comparison import Cells, Comparison
 from eval.results.frame import OVERALL
 from eval.results.records import FULL, SEEN, SELF_SIZED
 from eval.results.settings import IN_WORDS, MethodSetting, are_shares
-from eval.results.stats import Interval
+from eval.results.stats import Interval, holm
 from policies.registry import NULLS
 
 Notes = Mapping[MethodSetting, str]
@@ -77,7 +77,7 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
         (setting, spec): gap for setting in lines for spec in specs
         if not comparison.unfinished and (gap := comparison.over_null(setting, spec)) is not None
     }  # fmt: skip
-    differs = resolved_keys(over)
+    differs = holm(over)
 
     def number(setting: MethodSetting, spec: str) -> str:
         text = _cell(comparison, cells, setting, spec)

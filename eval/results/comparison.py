@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
@@ -37,13 +37,11 @@ from eval.results.stats import Interval, Scores, Unit
 from eval.tune.tuned_settings import Tuned
 from policies.registry import NULLS
 
-Name = TypeVar("Name")
 Kind = Literal["accuracy", "perplexity"]
 """Scores of answers, perplexity of given replies."""
 USUAL_BUDGET = "12.5%"
 """The budget of sentences where most methods have it; else the middle one that most have."""
 FAILED, NEEDLESS = "the full cache fails", "nothing is lost without context on"
-"""Why tasks are set apart."""
 FAILS = 0.4
 """Mean score of the full cache below which a model cannot do a task (`sort_tasks`)."""
 GRADED = frozenset(("f1", "rouge_l", "rouge_recall", "rouge_l_sum", "code", "share_of_numbers"))
@@ -64,13 +62,10 @@ class Measure:
     sign: Literal[1, -1]
     """1 where more is better."""
     digits: int
-    """Of a number in a sentence."""
     page: str
-    """Format of a number on a page."""
     unit: str
     verb: str
     gap: str
-    """Format of a difference."""
     gap_unit: str
     resolved: str
     """The difference that numbers of prompts are given for."""
@@ -212,7 +207,6 @@ def sort_tasks(kind: Kind, records: Iterable[ResultsRow]) -> SortedTasks:
 
 
 def _goodness(kind: Kind, estimate: Estimate) -> float:
-    """The mean, more is better."""
     return estimate.interval.mean * MEASURES[kind].sign
 
 
@@ -221,23 +215,15 @@ class Best:
     """The methods that sentences name, at one budget."""
 
     budget: str
-    learned: MethodSetting | None
-    """The first policy, or group of policies."""
-    ranked: tuple[MethodSetting, ...]
+    learned: bool
+    """Whether the first one is a policy, or a group of policies."""
+    settings: list[MethodSetting]
+    """The first policy, the best other method (without a policy the best two), the best null in any
+    of its settings. The first is the one that all words are about."""
+    ranked: list[MethodSetting]
     """Methods that are no policies, each in the best setting that counts, the best one first."""
-    null: MethodSetting | None
-    """The best null in any of its settings."""
-    compared: tuple[MethodSetting, ...]
+    compared: list[MethodSetting]
     """All that these were picked from: policies, other methods and nulls."""
-
-    @property
-    def settings(self) -> list[MethodSetting]:
-        """The policy, the best other method (without a policy the best two), the best null.
-
-        The first is the one that all words are about.
-        """
-        others = self.ranked[: 1 if self.learned else 2]
-        return [setting for setting in (self.learned, *others, self.null) if setting]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,9 +234,7 @@ class Comparison:
     protocol: str
     records: Sequence[ResultsRow]
     groups: Mapping[str | None, str]
-    """Group of every policy (`policy_groups`)."""
     sorted: SortedTasks
-    """Which tasks the numbers are over, and which are set apart."""
     unfinished: str
     """What the folder lacks of what was begun (`unfinished_work`); "" where it is whole."""
     cells: Cells
@@ -258,7 +242,6 @@ class Comparison:
     choices: Mapping[MethodSetting, str]
     """The setting that is shown of each method, in display order, with a note on its choice."""
     results: Results
-    """The folder."""
 
     @property
     def measure(self) -> Measure:
@@ -383,15 +366,15 @@ class Comparison:
         def rank(methods: Iterable[MethodSetting]) -> list[MethodSetting]:
             return sorted(methods, key=lambda one: -_goodness(self.kind, self.cells[one, budget]))
 
-        learned = next((setting for setting in compared if setting.method == LEARNED), None)
-        ranked = rank(setting for setting in compared if setting.method != LEARNED)
-        by_method = group_by(ranked, lambda setting: setting.family).values()
+        learned = [setting for setting in compared if setting.method == LEARNED][:1]
+        others = rank(setting for setting in compared if setting.method != LEARNED)
+        ranked = [of[0] for of in group_by(others, lambda setting: setting.family).values()]
         return Best(
             budget=budget,
-            learned=learned,
-            ranked=tuple(of[0] for of in by_method),
-            null=next(iter(rank(nulls)), None),
-            compared=(*compared, *nulls),
+            learned=bool(learned),
+            settings=[*learned, *ranked[: 2 - len(learned)], *rank(nulls)[:1]],
+            ranked=ranked,
+            compared=[*compared, *nulls],
         )
 
     @cached_property
@@ -420,7 +403,7 @@ class Comparison:
     @cached_property
     def told(self) -> set[Place]:
         """Keys of the `gaps` that are not 0, wherever they are shown (Holm)."""
-        return resolved_keys(self.gaps, self.tests)
+        return stats.holm(self.gaps, self.tests)
 
     def differences(
         self, best: Best
@@ -433,7 +416,7 @@ class Comparison:
         lead = self.cells[first, best.budget]
         gaps = {other: gap for other in others
                 if (gap := self.minus(self.cells[other, best.budget], lead))}  # fmt: skip
-        told = resolved_keys(gaps, self.tests)
+        told = stats.holm(gaps, self.tests)
         if self.best and first == self.best.settings[0]:
             told = {setting for setting, spec in self.told if spec == best.budget}
         return {other: -gap for other, gap in gaps.items()}, told
@@ -528,9 +511,3 @@ def tuned_under(results: Results, protocol: str) -> list[tuple[Tuned, str]]:
     """What kvp tune chose for a protocol, with the split that it chose on."""
     return [(entry, settings.split) for settings in results.tuned for entry in settings.methods
             if entry.protocol == protocol]  # fmt: skip
-
-
-def resolved_keys(gaps: Mapping[Name, Interval], comparisons: int | None = None) -> set[Name]:
-    """Keys of the differences of one table that are not 0 (`holm`)."""
-    differ = stats.holm(list(gaps.values()), comparisons)
-    return {key for key, differs in zip(gaps, differ, strict=True) if differs}

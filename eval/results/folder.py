@@ -81,7 +81,6 @@ def open_folder(
 
 
 def _check_policies(folder: OutputFolder, policies: Mapping[str, str]) -> None:
-    """Raise ResultsError where the folder knows another policy of the same label."""
     recorded = (folder.existing_marker or {}).get("policies", {})
     for label, digest in policies.items():
         if recorded.get(label, digest) != digest:
@@ -164,13 +163,11 @@ class Results:
     folder: Path
     manifest: Mapping[str, Any]
     records: tuple[ResultsRow, ...]
-    """rows.jsonl, at least one record."""
     timing: tuple[TimingRow, ...]
     """timing.jsonl; empty where there was no timing pass."""
     tuned: tuple[TunedSettings, ...]
     """What kvp tune chose and the run took from `tuned:FILE`."""
     notes: tuple[str, ...]
-    """Remarks on the files for the reader, one sentence each."""
     altered: str = ""
     """In what the files are not those of a run that has ended (`records.altered_part`)."""
 
@@ -221,7 +218,6 @@ def progress(results: Results) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 _NAMED = 2
-"""Parts that a sentence names of many."""
 
 
 def unfinished_work(results: Results) -> str:

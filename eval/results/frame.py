@@ -15,12 +15,12 @@ from typing import ClassVar
 
 import pandas
 
-from eval.results.comparison import Comparison, Place, compare_all, full_of, resolved_keys
+from eval.results.comparison import Comparison, Place, compare_all, full_of
 from eval.results.folder import Results, load_results, unfinished_work
 from eval.results.records import SELF_SIZED, results_folder
 from eval.results.sentences import KEPT, sentences
 from eval.results.settings import budget_order
-from eval.results.stats import Interval
+from eval.results.stats import Interval, holm
 
 OVERALL = "all"
 """`task` of the rows over all usable tasks."""
@@ -90,7 +90,7 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
         }  # fmt: skip
         to_lead = {place: gap for place, gap in comparison.gaps.items()
                    if overall and place[0] in comparison.choices}  # fmt: skip
-        differ, told = resolved_keys(to_full), comparison.told if overall else set()
+        differ, told = holm(to_full), comparison.told if overall else set()
         for place in known:
             (setting, spec), of = place, cells[place]
             row: dict[str, object] = {

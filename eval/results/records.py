@@ -44,7 +44,6 @@ _METHOD_KEY = ("model", "method", "variant", "allocator", "protected", "policy",
 KEY_FIELDS = (*_METHOD_KEY, "task", "budget_spec", "example")
 """Fields that together identify a record."""
 TIMING_KEY = (*_METHOD_KEY, "budget_spec")
-"""The same for timing.jsonl."""
 SETTING_FIELDS = ("method", "variant", "allocator", "policy", "protected", "budget_spec")
 """Fields that tell records of one prompt under one protocol apart."""
 _CHECKS = {KEY_FIELDS: CHECKS[ROWS], TIMING_KEY: CHECKS[TIMING]}
@@ -75,13 +74,11 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 SEEN = {"query_aware": "question seen", "query_agnostic": "question not seen"}
-"""Protocols in words."""
 
 ORACLE = "oracle"
 """Method that ranks by the attention that the answer will pay."""
 
 LEARNED = "kvp"
-"""Method of learned policies."""
 
 UNIFORM = "uniform"
 """Allocator of a method that keeps equally many tokens in every head."""
@@ -182,9 +179,7 @@ def merge_records(path: Path, records: Iterable[Record], key_fields: Sequence[st
 
 
 PARTS = "rows"
-"""Folder of the parts."""
 _READERS = 16
-"""Parts that are read at the same time."""
 
 
 class RecordParts(RecordFile):

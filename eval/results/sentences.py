@@ -13,7 +13,6 @@ from eval.results.stats import Interval
 from policies.registry import NULLS
 
 KEPT = f"{PROTECTED.strip()}: first and last tokens are always kept"
-"""What `PROTECTED` means."""
 
 
 def sentences(comparison: Comparison) -> list[str]:
@@ -47,7 +46,8 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
     ]  # fmt: skip
     for other in others:
         name = "The best other method" if best.learned else "The next"
-        name = "The best null (a control that reads no content)" if other == best.null else name
+        if other.method in NULLS:
+            name = "The best null (a control that reads no content)"
         score = _score(comparison, other, best.budget)
         verdict = _verdict(comparison, first, gaps.get(other), other in told)
         lines.append(f"{name}, {other.label}{_level(comparison, best, other)}, {score}{verdict}.")
@@ -134,7 +134,8 @@ def _verdict(
     if gap is None:
         return ""
     measure = comparison.measure
-    text = gap.text(measure.scale, measure.gap, f" {measure.gap_unit}")
+    mean, low, high = gap.texts(measure.scale, measure.gap)
+    text = f"{mean} {measure.gap_unit} ({low} to {high})"
     if comparison.kind == "perplexity":
         text += f", {exp(-gap.mean):.2f} x the perplexity"
     if significant:

@@ -20,7 +20,6 @@ from kvp.budgets import parse_budget
 PROTECTED = " +p"
 """What a label ends with where first and last tokens are always kept."""
 IN_WORDS = {True: "protected", False: "unprotected"}
-"""The same in words."""
 RECOMMENDED = ("global", "ada")
 """Allocators of a policy, the one that is shown first (docs/decisions.md has the reasons)."""
 
@@ -43,9 +42,7 @@ class MethodSetting:
     policy_seed: int | None = None
     """Training seed of the policy, where its manifest records it; None for groups."""
     policy_commit: str | None = None
-    """Commit of a policy of the hub."""
     protected: bool = False
-    """Whether first and last tokens are always kept."""
 
     @classmethod
     def of(cls, record: MethodFields, groups: Mapping[str | None, str]) -> MethodSetting:

@@ -21,7 +21,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from eval.results.records import value_of
 from kvp.data.task import context_of
 
 Floats = NDArray[np.float64]
+Name = TypeVar("Name", bound=Hashable)
 Unit = tuple[str, str]
 """A prompt: (task, example)."""
 Scores = Mapping[Hashable, Mapping[Unit, float]]
@@ -42,7 +43,6 @@ Bounds = tuple[float, float]
 LEVEL = 0.05
 """1 minus the confidence of every interval, and the error rate of a table of comparisons."""
 RESAMPLES = 2000
-"""Draws behind each interval."""
 PSEUDO_PROMPTS = 0.5
 """Prompts added at each end of the range, all tasks together."""
 FEWEST = 10
@@ -61,7 +61,6 @@ class Interval:
     low: float
     high: float
     prompts: int
-    """Prompts the estimate rests on."""
     p: float | None = None
     """Two-sided p-value that a difference is 0, None for means; not corrected for the number of
     comparisons (`holm`)."""
@@ -78,13 +77,7 @@ class Interval:
         mean, low, high = (format(scale * number, form) for number in self.numbers)
         return mean, low, high
 
-    def text(self, scale: float, form: str, unit: str = "") -> str:
-        """The estimate in its unit, and its interval: `72% (64 to 80)`."""
-        mean, low, high = self.texts(scale, form)
-        return f"{mean}{unit} ({low} to {high})"
-
     def __neg__(self) -> Interval:
-        """The difference the other way round."""
         return replace(self, mean=0.0 - self.mean, low=0.0 - self.high, high=0.0 - self.low)
 
 
@@ -229,8 +222,8 @@ def excludes_zero(difference: Interval) -> bool:
     return difference.low > 0 or difference.high < 0
 
 
-def holm(differences: Sequence[Interval], comparisons: int | None = None) -> list[bool]:
-    """Which differences are not 0, so that any wrong one among them has a chance of 5 % at most.
+def holm(differences: Mapping[Name, Interval], comparisons: int | None = None) -> set[Name]:
+    """Keys of the differences that are not 0; any wrong one has a chance of 5 % at most.
 
     `comparisons` is their number with those that were looked at and are not given: pairs from
     which the best was picked. None of those told has an interval with 0 in it, or is over fewer
@@ -239,18 +232,17 @@ def holm(differences: Sequence[Interval], comparisons: int | None = None) -> lis
     """
     p_values = [
         gap.p if gap.p is not None and excludes_zero(gap) and gap.prompts >= gap.fewest else 1.0
-        for gap in differences
+        for gap in differences.values()
     ]
-    kept = [False] * len(p_values)
+    names, told = list(differences), set[Name]()
     for rank, index in enumerate(np.argsort(p_values)):
         if p_values[index] > LEVEL / ((comparisons or len(p_values)) - rank):
             break
-        kept[index] = True
-    return kept
+        told.add(names[index])
+    return told
 
 
 def _over_policies(scores: Scores) -> dict[Unit, float]:
-    """Mean over the policies that answered a prompt."""
     values: dict[Unit, list[float]] = defaultdict(list)
     for answers in scores.values():
         for unit, value in answers.items():

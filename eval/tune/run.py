@@ -46,7 +46,6 @@ from policies.base import Options
 from policies.registry import NULLS
 
 TABLE = "settings.csv"
-"""Every setting that was tried, in the order of trying."""
 
 
 def subjects_of(config: TuneConfig) -> list[Search]:
@@ -61,7 +60,6 @@ def subjects_of(config: TuneConfig) -> list[Search]:
 
 
 def _search(config: TuneConfig, spec: str, rule: str | None) -> Search:
-    """All that a specification does not fix is searched."""
     if spec == LEARNED:
         runs = learned_methods(config.evaluation.policy_list)
         if len({run.group for run in runs}) > 1:

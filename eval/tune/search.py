@@ -33,19 +33,14 @@ class Search:
     """The search of one method, policy seeds together, under one protocol."""
 
     requested: str
-    """The method as `--methods` names it."""
     scorer: str
-    """Its scorer."""
     runs: tuple[Method, ...]
     """The method with its defaults; one per policy seed."""
     start: tuple[Method, ...]
     """Default and presets, with and without protection as far as both are searched."""
     options: Grid
-    """Grids of the scorer's options."""
     allocators: tuple[Allocator, ...]
-    """Allocators with their defaults."""
     allocator_options: bool
-    """Whether the allocators' options are searched, too."""
     tokens: int
     """Tokens of the longest prompt: no number is doubled to more."""
     protocol: str = ""

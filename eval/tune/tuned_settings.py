@@ -36,7 +36,6 @@ class Scored:
     score: float
     """Mean over budgets of the mean over tasks: 0 to 1, or minus nats per token of replies."""
     interval: tuple[float, float]
-    """95 %, over prompts."""
 
     @property
     def label(self) -> str:
@@ -51,15 +50,12 @@ class Tuned:
     """What the tuning of one method under one protocol found, as the file has it."""
 
     method: str
-    """Registered name, or `kvp`."""
     requested: str
-    """The method as `--methods` named it."""
     protocol: str
     chosen: Scored
     published: tuple[Scored, ...]
     """The default and the published presets, with and without protection."""
     tried: int
-    """Settings that were tried."""
 
     def chose(self, setting: MethodSetting) -> bool:
         """Whether it chose a setting of a report."""
@@ -73,12 +69,10 @@ class TunedSettings:
     """The content of a settings file."""
 
     split: str
-    """Split of the prompts."""
     data: Mapping[str, Any] = field(hash=False)
     """Model, tasks, length, budgets, prompts and protection of the tuning."""
     methods: Annotated[tuple[Tuned, ...], Field(min_length=1)]
     path: str = field(default="", compare=False)
-    """File or folder as it was named."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, as in the file and in the manifest of results."""

@@ -125,8 +125,8 @@ def told_apart(found: Cells) -> dict[Key, str]:
                 paired[key] = paired_difference(
                     prompt_values(ours), prompt_values(theirs), weights=weights
                 )
-        for key, differs in zip(paired, holm(list(paired.values())), strict=True):
-            told[key] = "yes" if differs else "no"
+        differ = holm(paired)
+        told |= {key: "yes" if key in differ else "no" for key in paired}
     return told
 
 

@@ -29,20 +29,21 @@ def main(out: str, lead: str, folder: str) -> None:
     groups = {name: name or "" for name in rows["policy"]}
     rows["setting"] = [MethodSetting.of(row, groups).label for row in rows.to_dict("records")]
     full = rows[rows["method"] == "full"]
-    found = []
+    found = {}
     for budget, at in rows[rows["method"] != "full"].groupby("budget_spec", sort=False):
         ours = prompt_values(at[at["setting"] == lead].to_dict("records"))
         for setting, of in pd.concat([at, full]).groupby("setting"):
             if setting != lead:
                 gap = paired_difference(ours, prompt_values(of.to_dict("records")))
-                found.append((budget, setting, gap))
+                found[budget, setting] = gap
+    differ = holm(found)
     table = pd.DataFrame(
         {
             "budget": budget, "minus": setting, "difference": round(gap.mean, 4),
             "low": round(gap.low, 4), "high": round(gap.high, 4), "p": round(gap.p, 5),
-            "differs": "yes" if differs else "no",
+            "differs": "yes" if (budget, setting) in differ else "no",
         }
-        for (budget, setting, gap), differs in zip(found, holm([g for *_, g in found]), strict=True)
+        for (budget, setting), gap in found.items()
     )  # fmt: skip
     table.to_csv(out, index=False)
     print(table.to_string(index=False))

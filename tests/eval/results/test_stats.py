@@ -37,10 +37,6 @@ def _scores(values, task="a", policy=None):
     return {policy: {(task, f"{number:03}"): value for number, value in enumerate(values)}}
 
 
-def _difference(p):
-    return Interval(mean=1.0, low=0.1, high=2.0, prompts=10, p=p)
-
-
 def test_a_number_per_policy_and_prompt_higher_is_better_and_policies_are_averaged():
     rows = [
         _row("a", "1", "s0", score=0.5), _row("a", "1", "s1", score=0.0),
@@ -226,21 +222,19 @@ def test_perplexity_has_students_interval_in_nats_per_token(many):
 
 
 def test_holm_stops_at_the_first_p_value_above_its_level():
+    def told(*p_values, of=None):
+        gaps = {p: Interval(mean=1.0, low=0.1, high=2.0, prompts=10, p=p) for p in p_values}
+        return holm(gaps, of)
+
     # four comparisons: levels 0.0125, 0.0167, 0.025, 0.05 of the sorted p-values
-    assert holm([_difference(p) for p in (0.03, 0.0125, 0.04, 0.016)]) == [
-        False, True, False, True,
-    ]  # fmt: skip
-    # 0.02 is above 0.0167, so 0.024 is not tried at 0.025
-    assert holm([_difference(p) for p in (0.02, 0.0125, 0.024, 0.9)]) == [
-        False, True, False, False,
-    ]  # fmt: skip
-    assert holm([_difference(0.05)]) == [True]
-    assert holm([]) == []
-    # one of three that were looked at: 0.05 / 3
-    assert holm([_difference(0.017)], 3) == [False]
-    assert holm([_difference(0.016)], 3) == [True]
+    assert told(0.03, 0.0125, 0.04, 0.016) == {0.0125, 0.016}
+    assert told(0.02, 0.0125, 0.024, 0.9) == {0.0125}  # 0.024 is not tried at 0.025
+    assert told(0.05) == {0.05}
+    assert told() == set()
+    assert told(0.017, of=3) == set()  # one of three that were looked at: 0.05 / 3
+    assert told(0.016, of=3) == {0.016}
     # what is marked has no 0 in its interval
-    assert holm([Interval(mean=1.0, low=-0.1, high=2.0, prompts=9, p=1e-9)]) == [False]
+    assert holm({"x": Interval(mean=1.0, low=-0.1, high=2.0, prompts=10, p=1e-9)}) == set()
 
 
 def test_the_prompts_that_resolve_a_difference_make_its_interval_as_narrow():
@@ -290,8 +284,9 @@ def test_equal_methods_are_rarely_told_apart(prompts, methods, given, monkeypatc
         how = {"weights": weights} if given else {}
         sides = [{None: dict(zip(units, map(float, one), strict=True))} for one in drawn]
         best = max(sides, key=lambda side: bootstrap_mean(side, **how).mean)
-        gaps = [paired_difference(best, side, **how) for side in sides if side is not best]
-        told += any(holm(gaps, methods * (methods - 1) // 2))
+        others = (side for side in sides if side is not best)
+        gaps = {n: paired_difference(best, side, **how) for n, side in enumerate(others)}
+        told += bool(holm(gaps, methods * (methods - 1) // 2))
     print(f"told apart: {told / 2000:.1%}")
     assert told / 2000 <= 0.05
 
