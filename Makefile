@@ -14,7 +14,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 QUICK_HF := tests/kvp/hf/test_attention.py
 # What `make test-fast` leaves out: whole programs that run to the end, are killed or use processes.
-SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py tests/test_extending.py tests/test_walks.py \
+SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py tests/test_extending.py \
 	tests/trace_collect/test_run.py tests/trace_collect/test_refused.py \
 	tests/train/test_resume.py tests/train/test_run.py \
 	tests/train/test_head_shards.py tests/train/learning/test_calibration.py tests/eval/test_run.py \

@@ -383,16 +383,13 @@ def run_from_python(
     return ResultsFrame.read(config.out)
 
 
-OF_THE_MODEL = ("dtype", "device", "revision")
-
-
 def loaded_model(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, settings: Mapping[str, Any]
 ) -> Loaded:
     """A caller's model and tokenizer; UsageError where one is missing or settings contradict it."""
     if tokenizer is None:
         raise UsageError("model= is a model object: give its tokenizer=, too")
-    if given := [name for name in OF_THE_MODEL if name in settings]:
+    if given := [name for name in ("dtype", "device", "revision") if name in settings]:
         raise UsageError(f"{given[0]}= is the model's own: leave it out, or name the model")
     model = unwrap_model(model)
     check_model(model)

@@ -44,7 +44,7 @@ def compression(
         seed: of random methods and allocators.
 
     Raises:
-        UsageError: anything unknown, missing or ambiguous, by the name of its argument.
+        UsageError: anything unknown, missing or ambiguous.
         PolicyError: a damaged policy.
     """
     for name, value, known in (
@@ -67,14 +67,8 @@ def compression(
 
 
 def _method(spec: str, policies: str, seed: int, protocol: str) -> Method:
-    try:
-        methods = build_methods([spec], policies=split_list(policies), seed=seed)
-    except UsageError as error:
-        text = str(error).replace("--methods, --allocators", "method=")
-        raise UsageError(
-            text.replace("--methods", "method=").replace("--policies", "policies=")
-        ) from None
-    methods = tuple(method for method in methods if method.protocol in (None, protocol))
+    built = build_methods([spec], policies=split_list(policies), seed=seed)
+    methods = [method for method in built if method.protocol in (None, protocol)]
     if len(methods) != 1:
         names = ", ".join(method.spec for method in methods) or "nothing"
         raise UsageError(f"method={spec} means {names} here: the harness runs one method at a time")

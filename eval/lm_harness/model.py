@@ -95,9 +95,6 @@ class KvpLM(HFLM):  # type: ignore[misc]
                 f"of HFLM's it takes {', '.join(_OF_HFLM)}"
             )
         method, self._question, self._identity = compression(**settings)
-        if isinstance(pretrained, str):  # before its weights are loaded
-            model_config = load_config(pretrained, revision=to_load.get("revision"))
-            check_geometries([method], geometry_of(model_config))
         name, model, its_tokenizer = load(pretrained, tokenizer, **to_load)
         if (scorer := method.scorer) is not None:  # refused before any request is read
             check_inputs(model, [scorer])

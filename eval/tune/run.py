@@ -42,7 +42,7 @@ from kvp.hf.model_access import model_identity
 from kvp.program.progress import phase, say
 from kvp.ranking import UNPROTECTED
 from policies import make_allocator, sizes_itself, split_method
-from policies.base import Options
+from policies.base import Grid, Options
 from policies.registry import NULLS
 
 TABLE = "settings.csv"
@@ -80,7 +80,7 @@ def _search(config: TuneConfig, spec: str, rule: str | None) -> Search:
         fixed = {*written.options, *scorer.presets.get(written.argument or "", {})}
         if not written.options and written.argument is None:
             published = [method_of(scorer.build(name, {})) for name in scorer.presets]
-    grid = scorer.grid if isinstance(scorer, Options) else {}
+    grid: Grid = scorer.grid if isinstance(scorer, Options) else {}
     start = [
         allocated.at(None, UNPROTECTED if protected else None)
         for allocated in (with_allocator(one, allocators[0]) for one in (runs[0], *published))

@@ -1,13 +1,12 @@
 """kvp compress: texts, messages and rows become context files, and what is refused in one line."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from kvp import compress, load_context, load_model, make_scorer
-from kvp.contexts import Context, read_context
+from kvp.contexts import read_context
 from kvp.program.table import main
 
 TEXT = "The grass is green. One of the special magic numbers for lazy-cat is: 4821973. " * 12
@@ -50,11 +49,8 @@ def test_texts_and_rows_become_contexts(tmp_path, capsys):
         (["", "--out", "x", "--policy", "nano"], "--documents is empty"),
         (["none.txt", "--out", "x", "--policy", "nano"], "none.txt"),
         (["short.txt", "--out", "x", "--policy", "nano"], "short.txt: a context of"),
-        (["a.txt"], "--out is missing"),
         (["a.txt", "--out", "x"], "give one of --policy and --method"),
-        (["a.txt", "--out", "x", "--method", "full+ada"], "--method: unknown method 'full'"),
         (["a.txt", "--out", "x", "--method", "nano"], "unknown method 'nano' (this is a policy)"),
-        (["a.txt", "--out", "x", "--method", "knorm+foo"], "--method: unknown allocator 'foo'"),
         (["a.txt", "--out", "x", "--policy", "nano+foo"], "--policy: unknown allocator 'foo'"),
         (["a.txt", "--out", "x", "--policy", "nano", "--budget", "many"], "--budget: budget"),
         (["a.txt", "--out", "x", "--method", "keydiff+self_sized"], "does not say how many tokens"),
@@ -75,31 +71,13 @@ def test_what_cannot_be_compressed_is_one_line(flags, message, tmp_path, monkeyp
     assert not Path("x").exists()
 
 
-def test_contexts_that_go_meanwhile_are_one_line(tmp_path, monkeypatch, capsys):
-    def write(context, folder):
-        path = whole(context, folder)
-        shutil.rmtree(folder)
-        return path
-
-    whole = Context.write
-    monkeypatch.setattr(Context, "write", write)
-    (tmp_path / "a.txt").write_text(TEXT)
-    given = [str(tmp_path / "a.txt"), "--method", "keydiff", "--out", str(tmp_path / "x")]
-    assert main(["compress", *given]) == 2
-    assert "was deleted, moved or replaced meanwhile; repeat" in capsys.readouterr().err
-    monkeypatch.undo()
-    assert main(["compress", *given]) == 0
-
-
 @pytest.mark.filterwarnings("always:half or more")
 def test_suggestions_are_flags_and_methods_of_the_program(tmp_path, capsys):
     path = tmp_path / "a.txt"
     path.write_text(TEXT)
     given = ["compress", str(path), "--out", str(tmp_path / "out"), "--method"]
     assert main([*given, "knor"]) == 2
-    said = capsys.readouterr().err
-    assert "did you mean knorm?" in said
-    assert said.strip().endswith("package.module:Name, kvzap")
+    assert "did you mean knorm?" in capsys.readouterr().err
     assert main([*given, "knorm", "--budget", "6"]) == 0
     said = capsys.readouterr().err
     assert "note: half or more of the 32 tokens that stay are the 20 protected ones" in said

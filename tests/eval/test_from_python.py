@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import html
 import json
 import pickle
@@ -47,24 +46,14 @@ class NeedsMore(Newest):
 def test_a_table_is_the_same_behind_a_pickle(model_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = _evaluate(str(model_folder), ["full", "snapkv"], out="out", timing_prompts=0)
-    again = pickle.loads(pickle.dumps(_through(table.to_pickle, pd.read_pickle)))
+    again = pickle.loads(pickle.dumps(table))
     pd.testing.assert_frame_equal(pd.DataFrame(again), pd.DataFrame(table))
     assert repr(again) == repr(table)
     assert again.sentences() == table.sentences()
     pd.testing.assert_frame_equal(again.summary(), table.summary())
-    plain = (
-        copy.copy(table), copy.deepcopy(table), table.copy(), table[:2], table.T.T,
-        pd.concat([table, again]), table.merge(again[["example"]].drop_duplicates()),
-        table.groupby("method").first(), _through(table.to_parquet, pd.read_parquet),
-    )  # fmt: skip
-    for one in plain:
+    for one in (table.copy(), table[:2], pd.concat([table, again])):
         assert type(one) is pd.DataFrame
         assert "reply" in repr(one)
-
-
-def _through(write, read):
-    write("file")
-    return read("file")
 
 
 def _evaluate(folder, methods, **settings):

@@ -18,13 +18,19 @@ FULL = Method(method="full")
 
 def _prepared(folder, loaded=False, **settings):
     config = EvalConfig(
-        model=str(folder), out="unused", methods="full,knorm", budgets="50%", length=300,
-        prompts=1, tasks="niah_single_1", protection="both", **settings,
+        model=str(folder), out="unused", methods="full,knorm", length=300, prompts=1,
+        tasks="niah_single_1", protection="both", **{"budgets": "50%", **settings},
     )  # fmt: skip
     if not loaded:
         return prepare(config, methods_of(config))
     model, tokenizer = load_model(str(folder))
     return prepare(config, methods_of(config), Loaded(model=model, tokenizer=tokenizer))
+
+
+def test_small_budgets_are_noted_where_they_were_asked_for(model_folder):
+    for budgets, noted in (("6%", True), (EvalConfig.budgets, False)):  # at most 18 of 300 tokens
+        notes = " ".join(_prepared(model_folder, budgets=budgets).notes)
+        assert ("below the 20 protected tokens" in notes) == noted
 
 
 @pytest.mark.parametrize("loaded", [False, True])

@@ -1,7 +1,6 @@
 """kvp eval from its command line, on a random model: what it writes and what it refuses."""
 
 import json
-import os
 import re
 import shutil
 from types import SimpleNamespace
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 import kvp
-from eval.config import EvalConfig
 from eval.evaluate import evaluate_together
 from eval.results.folder import load_results
 from eval.run import estimate
@@ -154,33 +152,19 @@ def test_a_run_that_is_killed_behind_its_rows_is_unfinished(
     assert main(arguments) == 0
     assert kvp.read_results(out).unfinished == ""
     assert {path.name for path in out.iterdir()} == {path.name for path in finished.iterdir()}
-    (out / "timing.jsonl").unlink()
-    with pytest.warns(UserWarning, match=r"the last run left another timing.jsonl; the same"):
-        kvp.read_results(out)
-    assert main(arguments) == 0
-    assert kvp.read_results(out).unfinished == ""
 
 
-@pytest.mark.parametrize(
-    "odd", ["a`b", "a\tb", "a\nb", "a\x00b", "a\x85b", "a\u2028b", "\ud800", "x" * 1001]
-)
-@pytest.mark.parametrize("of", ["task", "file", "policy"])
+@pytest.mark.parametrize(("task", "label"), [("a`b", "mine"), ("x" * 1001, "mine"), ("a", "b\nc")])
 def test_a_name_that_results_cannot_hold_is_refused_before_any_work(
-    of, odd, tmp_path, model_folder, tiny_policy, capsys
+    task, label, tmp_path, model_folder, tiny_policy, capsys
 ):
-    changes = {"methods": "full,kvp", "tasks": "data", "split": "all"}
     data = tmp_path / "rows.jsonl"
-    if of != "task" and ("\x00" in odd or len(odd) > 250):
-        return  # no file is called so
-    if of == "file":
-        data = tmp_path / os.fsdecode(f"{odd}.jsonl".encode("utf-8", "surrogatepass"))
     row = {"context": "The sky is blue.", "question": "Which colour?", "answer": "blue"}
-    row["task"] = odd if of == "task" else ""
-    data.write_text(json.dumps(row))
-    label = odd if of == "policy" else "mine"
-    changes |= {"data": data, "policies": f"{label}={tiny_policy}"}
+    data.write_text(json.dumps({**row, "task": task}))
+    changes = {"methods": "full,kvp", "tasks": "data", "split": "all", "data": data}
+    changes["policies"] = f"{label}={tiny_policy}"
     message = _refusal(capsys, _arguments(model_folder, tiny_policy, tmp_path / "out", **changes))
-    assert re.search("has (the character|more than 1,000 characters|half of a surrogate)", message)
+    assert re.search("has (the character|more than 1,000 characters)", message)
     assert not (tmp_path / "out").exists()
 
 
@@ -216,16 +200,12 @@ def _refusal(capsys, arguments):
         ({"protocols": "aware"}, "--protocols: no protocol 'aware'"),
         ({"budgets": "0"}, "--budgets: a budget keeps at least 1 token"),
         ({"budgets": "8", "protection": "on"}, "below the 20 protected tokens"),
-        ({"essays": "./no_essays"}, "--essays no_essays"),
         ({"tasks": "chat", "chat": "./no_chat"}, "--chat ./no_chat"),
         ({"tasks": "data", "metric": "bleu"}, "--metric: no metric 'bleu'; use one of all, part"),
-        ({"tasks": "chat", "metric": "f1"}, "--metric is what the task data reads"),
         ({"tasks": "chat", "data": "x.jsonl"}, "--data is what the task data reads"),
-        ({"tasks": "vt", "depths": "5"}, "--depths is what the task niah_heatmap reads"),
         ({"tasks": "niah_heatmap", "depths": "5,101"}, "--depths must be numbers from 0 to 100"),
         ({"tasks": "niah_heatmap", "lengths": "1.5"}, "--lengths must be numbers of tokens"),
         ({"tasks": "longbench_qasper"}, "--tasks longbench_qasper needs --data FILE, FOLDER or a"),
-        ({"tasks": "vt", "squad": "x.json"}, "--squad is what the task qa_1 reads"),
         ({"tasks": "chat", "tree_paths": "all"}, "--tree_paths chooses from rows"),
         ({"recents": -1}, "--recents must be at least 0"),
         ({"methods": " , "}, "--methods is empty"),
@@ -273,15 +253,6 @@ def test_a_dry_run_measures_what_a_gpu_has_warmed_up_for(device, passes, monkeyp
     assert said in capsys.readouterr().err
 
 
-def test_small_budgets_are_noted_where_they_were_asked_for(
-    tmp_path, model_folder, tiny_policy, capsys
-):
-    for budgets, noted in (("6%", True), (EvalConfig.budgets, False)):  # at most 16 of 300 tokens
-        changes = {"budgets": budgets, "methods": "knorm", "dry_run": "true"}
-        assert main(_arguments(model_folder, tiny_policy, tmp_path / "r", **changes)) == 0
-        assert ("below the 20 protected tokens" in capsys.readouterr().err) == noted
-
-
 def test_an_interrupted_run_says_so_wherever_it_is_shown(
     tmp_path, model_folder, tiny_policy, monkeypatch, capsys
 ):
@@ -312,7 +283,7 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(
     numbers = table.summary()
     assert numbers["unfinished"].all()
     assert numbers[["share_of_full", "minus_full", "minus_lead"]].isna().all(axis=None)
-    assert table.table().to_latex().count(said) == table.table().to_markdown().count(said) == 1
+    assert table.table().to_latex().count(said) == 1
     capsys.readouterr()
     assert run_program("report", [str(tmp_path / "r")]) == 0
     out = capsys.readouterr().out.splitlines()

@@ -3,15 +3,15 @@
 import json
 from dataclasses import replace
 
+import pytest
+
 from eval.config import EvalConfig
 from eval.evaluate import Bench, evaluate_prompt
 from eval.prepare import methods_of, prepare
 from eval.results.records import RecordFile, key_of
 from eval.run import by_prefill, evaluate_all
-from kvp.program.table import evaluate as main
 
 CONTEXT = "The sky is blue. The grass is green. Here we go. There and back again. " * 3
-METHODS = "full,knorm,snapkv,oracle,kvzip+global"
 
 
 def rows(path):
@@ -28,25 +28,17 @@ def rows(path):
     return path
 
 
-def settings_of(folder, data, **changes):
-    return {
-        "model": str(folder), "tasks": "data", "data": str(data), "split": "all", "length": 300,
-        "methods": METHODS, "budgets": "30%", "protection": "off", "timing_prompts": 0,
-        "max_new_tokens": 6, "out": str(data.parent / "out"), **changes,
-    }  # fmt: skip
+@pytest.fixture
+def prepared(model_folder, tmp_path):
+    config = EvalConfig(
+        model=str(model_folder), tasks="data", data=str(rows(tmp_path / "my.jsonl")), split="all",
+        length=300, methods="full,knorm,snapkv,oracle,kvzip+global", budgets="30%",
+        protection="off", max_new_tokens=6, out="unused",
+    )  # fmt: skip
+    return prepare(config, methods_of(config))
 
 
-def run(settings):
-    return main([part for name, value in settings.items() for part in (f"--{name}", str(value))])
-
-
-def records(out):
-    return [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
-
-
-def test_records_are_those_of_each_question_alone(bench, model_folder, tmp_path, monkeypatch):
-    config = EvalConfig(**settings_of(model_folder, rows(tmp_path / "my.jsonl")))
-    prepared = prepare(config, methods_of(config))
+def test_records_are_those_of_each_question_alone(bench, prepared, tmp_path, monkeypatch):
     alone = {
         key_of(record): record for work in prepared.work for record in evaluate_prompt(bench, *work)
     }
@@ -57,6 +49,8 @@ def test_records_are_those_of_each_question_alone(bench, model_folder, tmp_path,
         or prefill(self, prompt, protocol, needs),
     )  # fmt: skip
     file = RecordFile(tmp_path / "rows.jsonl")
+    prompt = prepared.work[0][0]  # a killed run: one question about a context of several is there
+    file.append(one for one in alone.values() if one["example"] == prompt.sample.id)
     evaluate_all(bench, prepared, file)
     together = [json.loads(line) for line in file.path.read_text().splitlines()]
     assert len(together) == len(alone) == 5 * 2 * 5
@@ -64,13 +58,11 @@ def test_records_are_those_of_each_question_alone(bench, model_folder, tmp_path,
         del record["checksum"]
         assert record == alone[key_of(record)]
     assert prefills.count("query_agnostic") == 2  # contexts
-    assert prefills.count("query_aware") == 5  # questions
+    assert prefills.count("query_aware") == 4  # questions that were left
     assert len({(r["example"], r["prediction"]) for r in together}) > 5
 
 
-def test_groups_have_one_prefill(bench, model_folder, tmp_path):
-    config = EvalConfig(**settings_of(model_folder, rows(tmp_path / "my.jsonl")))
-    prepared = prepare(config, methods_of(config))
+def test_groups_have_one_prefill(prepared):
     settings = prepared.work[0][2]
     same = [(prompt, protocol, settings) for prompt, protocol, _ in prepared.work]
     sizes = [len(group) for group in by_prefill(same)]
@@ -80,29 +72,3 @@ def test_groups_have_one_prefill(bench, model_folder, tmp_path):
     assert max(len(group) for group in by_prefill(other)) < 4
     told = [(replace(prompt, task=str(n)), *rest) for n, (prompt, *rest) in enumerate(same)]
     assert len(by_prefill(told)) == len(same)
-
-
-def test_a_killed_run_goes_on_where_it_was(model_folder, tmp_path, monkeypatch):
-    data = rows(tmp_path / "my.jsonl")
-    whole = settings_of(model_folder, data, out=str(tmp_path / "whole"))
-    assert run(whole) == 0
-    cut = settings_of(model_folder, data, out=str(tmp_path / "cut"))
-    append, written = RecordFile.append, []
-
-    def killed(self, found):
-        append(self, found)
-        written.append(found)
-        if len(written) == 2:  # in the middle of the questions of one context
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RecordFile, "append", killed)
-        assert run(cut) == 130
-    written.clear()
-    monkeypatch.setattr(
-        RecordFile, "append", lambda self, found: written.append(found) or append(self, found)
-    )
-    assert run(cut) == 0
-    assert len(written) == 5 * 2 - 2
-    cut, whole = (sorted(records(tmp_path / name), key=str) for name in ("cut", "whole"))
-    assert cut == whole

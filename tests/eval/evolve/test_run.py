@@ -125,12 +125,10 @@ def test_prompts_that_do_not_fit_the_memory_change_nothing(finished, model_folde
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"scorer": "kvp"}, "kvp needs --policies"),
         ({"scorer": "oracle"}, "--scorer oracle needs the future"),
         ({"budget": "0"}, "--budget: a budget keeps at least 1 token"),
         ({"budget": "12"}, "--budget 12 is 12 tokens, below the 20 protected ones"),
         ({"budget": "5000"}, "--budget 5000 evicts nothing"),
-        ({"holdout": "-1"}, "--holdout must be at least 0"),
     ],
 )
 def test_mistakes_are_one_line(changes, words, tmp_path, model_folder, capsys):

@@ -40,27 +40,13 @@ def test_a_run_may_grow_in_its_own_folder(tmp_path):
     assert manifest["policies"] == {"seed0": "aa", "seed1": "bb"}
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "difference"),
-    [
-        ("length", 1024, "length: 512 there, 1024 here"),
-        ("seed", 1, "seed: 0 there, 1 here"),
-        ("recents", 8, "recents: 16 there, 8 here"),
-        ("split", "validation", "split: test there, validation here"),
-    ],
-)
-def test_another_configuration_is_refused_by_its_setting(tmp_path, field, value, difference):
-    config = _config(tmp_path)
-    _write(config)
-    with pytest.raises(ResultsError, match=f"was begun with other settings .{difference}"):
-        open_folder(replace(config, **{field: value}), {})
-
-
-def test_another_policy_file_or_model_of_the_same_name_is_refused(tmp_path):
+def test_other_settings_and_another_policy_file_or_model_of_the_same_name_are_refused(tmp_path):
     chat = tmp_path / "chat.jsonl"
     chat.write_text("one")
     config = _config(tmp_path, chat=str(chat))
     _write(config, {"seed0": "aa"}, model={"weights": "aa"})
+    with pytest.raises(ResultsError, match="length: 512 there, 1024 here"):
+        open_folder(replace(config, length=1024), {})
     with pytest.raises(ResultsError, match="another policy or budget file called 'seed0'"):
         open_folder(config, {"seed0": "bb"})
     _write(config, {"seed0": "aa"}, model={"weights": "aa"})  # the refused one holds no lock

@@ -84,9 +84,8 @@ def test_parts_of_several_workers_are_joined_to_the_same_file_twice(tmp_path):
     ("changes", "named"),
     [
         ({"score": None, "nll": float("nan"), "reply_tokens": 3}, "nll"),
-        ({"score": float("inf")}, "score"), ({"score": 1.5}, "contradict"),
-        ({"task": "a`b"}, "task"), ({"prediction": "\ud800"}, "surrogates"),
-        ({"labels": {"turn": "\ud800"}}, "surrogates"), ({"policy": "x" * 1001}, "policy"),
+        ({"score": 1.5}, "contradict"), ({"task": "a`b"}, "task"),
+        ({"labels": {"turn": "\ud800"}}, "surrogates"),
     ],
 )  # fmt: skip
 def test_what_would_be_refused_on_reading_is_not_written(changes, named, tmp_path):

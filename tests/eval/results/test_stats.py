@@ -204,23 +204,6 @@ def test_perplexity_pools_tokens_of_all_texts():
         perplexity(rows[2:])
 
 
-def test_perplexity_has_students_interval_in_nats_per_token(many):
-    nats = np.random.default_rng(4).normal(2.0, 0.3, 30)
-    rows = [_row("chat", str(n), nll=10 * value, reply_tokens=10) for n, value in enumerate(nats)]
-    found = perplexity(rows)
-    half = stats.t.ppf(0.975, 29) * nats.std(ddof=1) / math.sqrt(30)
-    assert math.log(found.high / found.low) == pytest.approx(2 * half, rel=0.04)
-    seeds = [
-        _row("chat", row["example"], seed, nll=row["nll"] + shift, reply_tokens=10)
-        for seed, shift in (("s0", -1.0), ("s1", 1.0)) for row in rows
-    ]  # fmt: skip
-    both = perplexity(seeds)
-    assert both.mean == pytest.approx(found.mean)
-    # two seeds, 0.2 nats apart: t of one degree of freedom times 0.1
-    spread = stats.t.ppf(0.975, 1) * 0.1
-    assert math.log(both.high / both.low) == pytest.approx(2 * math.hypot(spread, half), rel=0.1)
-
-
 def test_holm_stops_at_the_first_p_value_above_its_level():
     def told(*p_values, of=None):
         gaps = {p: Interval(mean=1.0, low=0.1, high=2.0, prompts=10, p=p) for p in p_values}
@@ -322,16 +305,3 @@ def test_questions_of_one_context_count_as_one_draw(bounds):
     gap = paired_difference({None: alone}, {None: others})
     same = paired_difference({None: _shared(12, 8, values)}, {None: zeros})
     assert same.p == pytest.approx(gap.p)
-
-
-def test_losses_of_one_context_are_drawn_together():
-    def rows(questions):
-        return [
-            _row("t", f"{n:03}{q}@{n:08x}", nll=float(n), reply_tokens=4)
-            for n in range(10)
-            for q in range(questions)
-        ]
-
-    once, often = perplexity(rows(1)), perplexity(rows(5))
-    assert (often.low, often.mean, often.high) == pytest.approx((once.low, once.mean, once.high))
-    assert (once.prompts, often.prompts) == (10, 50)
