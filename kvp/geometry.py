@@ -98,5 +98,6 @@ def check_geometry(scorer: Any, geometry: Geometry) -> None:  # noqa: ANN401
     if isinstance(trained, Geometry) and trained != geometry:
         raise PolicyError(
             f"policy {getattr(scorer, 'label', scorer.name)} was trained for {trained}, the model "
-            f"has {geometry}: train a policy of this model (docs/your_model.md)"
+            f"has {geometry}: take the model of the policy, or train a policy of this one"
+            " (docs/your_model.md)"
         )

@@ -142,7 +142,7 @@ def test_geometry_check_names_both_sides(policy_dir):
     assert str(error.value) == (
         f"policy {policy_dir} was trained for 2 layers x 2 KV heads (4 query heads, head_dim 8), "
         "the model has 28 layers x 4 KV heads (28 query heads, head_dim 128): "
-        "train a policy of this model (docs/your_model.md)"
+        "take the model of the policy, or train a policy of this one (docs/your_model.md)"
     )
 
 
