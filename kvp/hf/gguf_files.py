@@ -13,40 +13,29 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader, dequantize
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kvp.artifacts.files import foreign
 from kvp.errors import KvpError, ModelError
-from kvp.hf.model_config import SLIDING, layer_kinds
 
+KNOWN = "llama", "qwen2", "qwen3"
+"""Architectures whose every field is known here: their layers are alike and see every token."""
 READ = {
-    "attention.head_count", "attention.head_count_kv", "attention.key_length",
-    "attention.sliding_window", "attention.value_length", "block_count", "context_length",
-    "embedding_length", "expert_feed_forward_length", "expert_gating_func",
-    "expert_shared_feed_forward_length", "feed_forward_length", "rope.dimension_count",
-    "rope.freq_base", "rope.freq_base_swa", "rope.scale_linear", "rope.scaling.attn_factor",
-    "rope.scaling.factor", "rope.scaling.finetuned", "rope.scaling.original_context_length",
-    "rope.scaling.type", "shortconv.l_cache", "tensor_data_layout", "use_parallel_residual",
-    "vocab_size",
+    "attention.key_length", "attention.value_length", "rope.dimension_count", "rope.scale_linear",
+    "rope.scaling.attn_factor", "rope.scaling.factor", "rope.scaling.finetuned",
+    "rope.scaling.original_context_length", "rope.scaling.type", "tensor_data_layout",
 }  # fmt: skip
-"""Fields that transformers or the code below reads, or that change no number."""
-TAKEN_OVER = {
-    "attention.layer_norm_epsilon": "layer_norm_eps layer_norm_epsilon norm_epsilon norm_eps",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps norm_eps",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "expert_count": "num_experts num_local_experts",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_used_count": "num_experts_per_tok",
-    "final_logit_softcapping": "final_logit_softcapping",
-}
-"""Fields, and what configurations of transformers call them."""
+"""Fields that the code below reads, or that change no number, beside those transformers reads."""
 NEUTRAL = {
     "attention.causal": True, "rope.scaling.yarn_beta_fast": 32.0,
     "rope.scaling.yarn_beta_slow": 1.0, "rope.scaling.yarn_ext_factor": 1.0,
 }  # fmt: skip
 """Values of all other fields that change nothing. What is not named here: 0, False, nothing."""
-DIVISORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
-"""Tensors that frequencies are divided by: of Llama 3, and of LongRoPE in short and long texts."""
+DIVISORS = "rope_freqs.weight"
+"""Tensor that the frequencies of Llama 3 are divided by."""
+LONGROPE = {"rope_factors_short.weight", "rope_factors_long.weight"}
+"""Tensors of frequencies that change with the length, which are refused."""
 LLAMA3 = {
     "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
@@ -82,40 +71,32 @@ class Metadata:
     @property
     @np.errstate(all="ignore")  # of a damaged file
     def rope(self) -> dict[str, Any]:
-        """`rope_parameters` that turn keys as llama.cpp does, in layers that see every token.
-
-        Raises ModelError where transformers has none.
-        """
-        get, (freqs, short, long) = self.fields.get, map(self.vectors.get, DIVISORS)
+        """`rope_parameters` that turn keys as llama.cpp does; ModelError where there are none."""
+        get, freqs = self.fields.get, self.vectors.get(DIVISORS)
         kind, scaling = get("rope.scaling.type", "linear"), get("rope.scaling.attn_factor", 1.0)
         factor = get("rope.scaling.factor") or get("rope.scale_linear") or 1.0
-        limit = get("rope.scaling.original_context_length") or get("context_length")
         plain = {"rope_type": "default", "rope_theta": get("rope.freq_base", 1e4)}
-        if (turned := get("rope.dimension_count", self.head_dim)) != self.head_dim:
-            plain["partial_rotary_factor"] = turned / self.head_dim
         found = list[dict[str, Any]]()
         if freqs is not None and (freqs != 1).any():
             found.append({**LLAMA3, "factor": float(freqs.max())})
-        if short is not None and long is not None:
-            lists = {"short_factor": short.tolist(), "long_factor": long.tolist()}
-            found.append({"rope_type": "longrope", "attention_factor": scaling, **lists})
         if factor != 1 and kind != "none":
             found.append({"rope_type": kind, "factor": factor})
-            if kind == "yarn" and scaling != 1:
-                found[-1]["attention_factor"] = scaling * (1 + 0.1 * math.log(max(factor, 1)))
+            if kind == "yarn":
+                limit = get("rope.scaling.original_context_length") or get("context_length")
+                found[-1]["original_max_position_embeddings"] = limit
+                if scaling != 1:
+                    found[-1]["attention_factor"] = scaling * (1 + 0.1 * math.log(max(factor, 1)))
         rope = plain | dict(*found[:1])
-        if rope["rope_type"] in ("yarn", "longrope"):
-            rope["original_max_position_embeddings"] = limit
-        known = kind in ("none", "linear", "yarn", "longrope") and (short is None) == (long is None)
+        known = kind in ("none", "linear", "yarn") and not LONGROPE & self.vectors.keys()
         if known and len(found) < 2 and (scaling == 1 or "attention_factor" in rope):
             (turns, _), (made, _) = (rope_numbers(one, self.head_dim) for one in (plain, rope))
             divided = made * freqs if rope["rope_type"] == "llama3" else turns
             same = np.isfinite(made).all() and np.allclose(divided, turns, rtol=ROUNDING, atol=0)
-            if same and 2 * len(made) == turned:
+            if same and 2 * len(made) == get("rope.dimension_count", self.head_dim):
                 return rope
         raise ModelError(
-            f"{self.path}: transformers has no RoPE like that of its rope.scaling fields (type "
-            f"{kind}) and rope_* tensors: name the folder that this file was converted from"
+            f"{self.path}: transformers has no RoPE like that of its rope fields (type {kind}) and "
+            "tensors: name the folder that this file was converted from"
         )
 
 
@@ -169,64 +150,44 @@ def _read(path: str, _: int) -> Metadata:
     }
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     vectors = {key: one for key, one in tensors.items() if len(one.shape) == 1}
-    if tensors and fields.get("block_count", 0) > len(tensors):
-        raise ValueError(f"{fields['block_count']} layers of {len(tensors)} tensors")
     return Metadata(
         path=path,
         architecture=name,
         fields=fields,
         vectors={key: np.array(dequantize(v.data, v.tensor_type)) for key, v in vectors.items()},
         vocabulary=int(tensors["token_embd.weight"].shape[1]) if tensors else 0,
-        weights=sum(int(one.n_elements) for key, one in tensors.items() if key not in DIVISORS),
+        weights=sum(int(one.n_elements) for key, one in tensors.items() if key != DIVISORS),
     )
 
 
 def take_over(config: PreTrainedConfig, path: str) -> None:
     """Put into `config`, which transformers read from a file, what its reader left out.
 
-    Raises ModelError for what transformers does not compute, or kvp does not know.
+    Raises ModelError for an architecture that is not `KNOWN`, and for what transformers does not
+    compute.
     """
     file = read_metadata(path, ModelError)
-    fields, unread = file.fields, list[str]()
-    for field, value in fields.items():
-        names = [name for name in TAKEN_OVER.get(field, "").split() if hasattr(config, name)]
-        for name in names:
-            setattr(config, name, value)
-        if not names and field not in READ and value != NEUTRAL.get(field, type(value)()):
-            unread.append(field)
+    fields, name = file.fields, file.architecture
+    if name not in KNOWN:
+        raise ModelError(
+            f"{path} is of architecture {name:.80}, kvp loads files of {', '.join(KNOWN)}: name "
+            "the folder that this file was converted from"
+        )
+    read = READ | GGUF_CONFIG_MAPPING[name].keys()
+    unread = [
+        f"{name}.{field}" for field, value in fields.items()
+        if field not in read and value != NEUTRAL.get(field, type(value)())
+    ]  # fmt: skip
+    if unread:
+        raise ModelError(
+            f"{path}: transformers does not compute what {', '.join(unread)} tells: name the "
+            "folder that this file was converted from"
+        )
     if "attention.key_length" in fields:
         config.head_dim = file.head_dim
-    if hasattr(config, "query_pre_attn_scalar"):  # no field tells that of the models with 27B
-        largest = config.num_hidden_layers == {"gemma2": 46, "gemma3": 62}.get(file.architecture)
-        width = config.hidden_size // config.num_attention_heads if largest else file.head_dim
-        config.query_pre_attn_scalar = width
-    window = fields.get("attention.sliding_window", 4096 * (file.architecture == "gemma2"))
-    if hasattr(config, "sliding_window"):
-        config.sliding_window = window or None
-    if bool(window) != (SLIDING in layer_kinds(config)):
-        unread.append("attention.sliding_window")
-    unread += _take_rope(config, file)
-    if unread:
-        names = [f"{file.architecture}.{field}" for field in unread]
-        raise ModelError(
-            f"{path}: transformers does not compute what {', '.join(names)} tells: name the folder "
-            "that this file was converted from"
-        )
-
-
-def _take_rope(config: PreTrainedConfig, file: Metadata) -> list[str]:
-    """Set `rope_parameters`; the fields that transformers has nothing for."""
-    if not (rope := getattr(config, "rope_parameters", None)):
-        return []
-    nested, part = "full_attention" in rope, "partial_rotary_factor"
-    scaled = {key: 1.0 for key in rope if key == part} | file.rope
-    config.rope_parameters = {**rope, "full_attention": scaled} if nested else scaled
-    if hasattr(config, limit := "original_max_position_embeddings"):  # Phi-3: it comes first
-        setattr(config, limit, scaled.get(limit, config.max_position_embeddings))
-    local = rope["sliding_attention"]["rope_theta"] if nested else scaled["rope_theta"]
-    unread = [] if (part in scaled) == (part in rope) else ["rope.dimension_count"]
-    same = file.fields.get("rope.freq_base_swa", local) == local
-    return unread if same else [*unread, "rope.freq_base_swa"]
+    if hasattr(config, "sliding_window"):  # of Mistral 0.1, by default
+        config.sliding_window = None
+    config.rope_parameters = file.rope
 
 
 def check_held(model: PreTrainedModel, path: str) -> None:

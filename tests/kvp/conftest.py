@@ -5,17 +5,12 @@ import json
 import gguf
 import pytest
 
-EPSILONS = {
-    "rms_norm_eps": "layer_norm_rms", "norm_eps": "layer_norm_rms",
-    "norm_epsilon": "layer_norm", "layer_norm_eps": "layer_norm",
-}  # fmt: skip
 ADD = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
 
 
 def fields_of(config):
     """Fields of the architecture, by name without it."""
-    rope, width = config.rope_parameters, getattr(config, "head_dim", None)
-    kind = next(name for name in EPSILONS if hasattr(config, name))
+    width = getattr(config, "head_dim", None)
     told = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -23,12 +18,12 @@ def fields_of(config):
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        f"attention.{EPSILONS[kind]}_epsilon": float(getattr(config, kind)),
-        "rope.freq_base": float(rope.get("full_attention", rope)["rope_theta"]),
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
     }
     if width:
         told |= {"attention.key_length": width, "attention.value_length": width}
-    if config.model_type.startswith("gemma"):
+    if config.model_type == "gemma2":
         told["attention.sliding_window"] = config.sliding_window
     return told
 
@@ -38,13 +33,11 @@ def as_converted(config, name, tensor):
     if config.model_type == "llama" and ("q_proj" in name or "k_proj" in name):
         halves = tensor.view(-1, 2, config.head_dim // 2, *tensor.shape[1:])
         return halves.transpose(1, 2).reshape(tensor.shape)
-    if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
-        return tensor + 1
-    return tensor.squeeze(1) if name.endswith("conv.conv.weight") else tensor
+    return tensor
 
 
 def write(path, model, tokenizer_json=None, *, fields=None, tensors=None):
-    config, family = model.config, model.config.model_type.removesuffix("_text")
+    config, family = model.config, model.config.model_type
     writer = gguf.GGUFWriter(path, family)
     writer.add_name(path.stem)
     for field, value in (fields_of(config) | (fields or {})).items():
