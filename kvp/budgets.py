@@ -13,7 +13,7 @@ from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from kvp.errors import UsageError
 
 MOST = 10**12
-"""Tokens of a budget."""
+"""More tokens than any cache has."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,6 @@ class Budget:
         """Raise UsageError on a field out of range."""
         if self.count is not None and self.count < 1:
             raise UsageError(f"a budget keeps at least 1 token, got {self.count}")
-        if self.count is not None and self.count > MOST:
-            raise UsageError(f"a budget keeps at most {MOST} tokens, got {self.count}")
         if self.percent is not None and not 0 < self.percent <= 100:
             raise UsageError(f"a budget percentage lies in (0, 100], got {self}")
 

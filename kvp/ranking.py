@@ -90,11 +90,8 @@ def pooled_scores(scores: Tensor, pool: str) -> Tensor:
 
     `logsumexp` adds up what heads expect where scores are logarithms, as a calibrated policy's are;
     of scores within 0 to 1 (attention, cosines) it is nearly the mean. `mean` and `max` are of the
-    scores as they are. Tokens at +inf in every head (`protected_scores`) stay there. Raises
-    UsageError on another `pool`.
+    scores as they are. Tokens at +inf in every head (`protected_scores`) stay there.
     """
-    if pool not in POOLS:
-        raise UsageError(f"pool must be one of {', '.join(POOLS)}, got {pool!r}")
     heads = scores.flatten(0, -2)  # [A, N]
     limit = torch.finfo(torch.float32).max / 2  # above it are protected tokens alone
     values = heads.double().clamp(-limit, limit)
@@ -170,13 +167,11 @@ def allocated_counts(allocator: Allocator, request: Request) -> Tensor:
     layers, heads, tokens = request.scores.shape
     with own_errors(allocator, f"allocator {allocator.name}"):
         counts = allocator.allocate(request)
-    if not isinstance(counts, Tensor):
-        raise UsageError(f"allocator {allocator.name} returned {type(counts).__name__}, no tensor")
-    if counts.shape != (layers, heads) or counts.dtype != torch.int64:
-        raise UsageError(
-            f"allocator {allocator.name} returned {tuple(counts.shape)} {counts.dtype}, expected "
-            f"one int64 count for each of {layers} layers and {heads} KV heads"
-        )
+        if counts.shape != (layers, heads) or counts.dtype != torch.int64:
+            raise UsageError(
+                f"allocator {allocator.name} returned {tuple(counts.shape)} {counts.dtype}, "
+                f"expected one int64 count for each of {layers} layers and {heads} KV heads"
+            )
     low, high = int(counts.min()), int(counts.max())
     if low < request.floor or high > tokens:
         raise UsageError(

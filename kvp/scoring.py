@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -123,7 +123,8 @@ class View:
     """[B, N] int64 true positions, ascending; [B, H, N] in a cache that has been shrunk before,
     whose heads hold different tokens."""
     budget: int
-    """Tokens per KV head to be kept, protected ones included; for methods with `Needs.budget`."""
+    """Tokens per KV head to be kept, protected ones included; methods without `Needs.budget` get
+    views that have none."""
     fed_again: int = 0
     """Last tokens that are fed once more after the eviction; their scores are dropped."""
     queries: Tensor | None = None
@@ -147,13 +148,6 @@ class View:
     the model answers; 0 before that."""
     text: str | None = None
     """Text of the last `needs.text` tokens (views that carry it have B = 1)."""
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-            """Say why there is no budget."""
-            declare = ": a method that reads it declares Needs(budget=True)"
-            raise AttributeError(f"this view has no {name}{declare * (name == 'budget')}")
 
 
 @runtime_checkable
@@ -214,10 +208,6 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
         with own_errors(scorer, f"method {scorer.name}"):
             before = _versions(view)
             scored, shape = scorer.score(view), view.keys.shape[:3]
-            if not isinstance(scored, Tensor):
-                raise UsageError(
-                    f"method {scorer.name} returned {type(scored).__name__}, no tensor"
-                )
             if scored.shape != shape or bool(scored.isnan().any()):
                 raise UsageError(
                     f"method {scorer.name} returned scores {tuple(scored.shape)} in layer "

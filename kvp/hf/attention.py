@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
@@ -89,20 +89,6 @@ class QueryRecorder:
             self._queries[layer] = [queries[entries.to(queries.device)] for queries in held]
 
 
-class AttendingLayer(Protocol):
-    """A cache layer that computes attention over what it stores."""
-
-    def attend(
-        self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
-    ) -> Tensor:
-        """Attention of `query` [B, Q, T, D] over the stored slots: [B, T, Q, D].
-
-        `mask` is what transformers' mask function made, `options` what else the model passes to its
-        attention (`position_ids`, `scaling`, `dropout`, `softcap`, `s_aux`).
-        """
-        ...
-
-
 class ForeignAttentionError(ModelError):
     """Something other than kvp's attention function touched the cached keys."""
 
@@ -115,7 +101,11 @@ class StoredKeys:
     silently attending to slots that hold nothing.
     """
 
-    layer: AttendingLayer
+    layer: Any
+    """It has `attend(module, query, mask, options)`, which gives the attention of `query`
+    [B, Q, T, D] over the stored slots: [B, T, Q, D]. `mask` is what transformers' mask function
+    made, `options` what else the model passes to its attention (`position_ids`, `scaling`,
+    `dropout`, `softcap`, `s_aux`)."""
     index: int
     recorder: QueryRecorder | None = None
 
@@ -178,7 +168,7 @@ def plain_attention(
     """Attention over keys and values [B, H, S, D] as transformers computes it: [B, T, Q, D].
 
     `mask` is a bool [B, 1, T, S], or None for causal attention of S tokens (of one: to all);
-    `options` as `AttendingLayer.attend`.
+    `options` as `StoredKeys.layer`.
     """
     if _is_fused(options):
         attended, _ = sdpa_attention_forward(module, query, keys, values, mask, **options)
@@ -196,7 +186,7 @@ def grouped_attention(
 
     The G query heads of a group become G * T queries of one KV head. Shapes: query [B, Q, T, D],
     keys and values [B, H, S, D], visible [B, H or 1, T or 1, S] bool (None: all) -> [B, T, Q, D].
-    A query that sees no slot gets zeros. `options` as `AttendingLayer.attend`.
+    A query that sees no slot gets zeros. `options` as `StoredKeys.layer`.
     """
     if not _is_fused(options):
         return _eager_attention(query, keys, values, visible, options)

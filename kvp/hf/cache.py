@@ -98,8 +98,7 @@ class EvictingCache(Cache):
         into the N tokens, whose positions are 0..N-1; -1 means no token. A layer with a -1
         stores each head at its own length (`RaggedLayer`), any other is one dense tensor
         (`EvictingLayer`). `seen` is the true length, N or more. `others` are the caches of the
-        model's other layers after the `seen` tokens, of 1 or R entries; they are copied. Raises
-        ValueError on shapes that do not fit.
+        model's other layers after the `seen` tokens, of 1 or R entries; they are copied.
         """
         layers: list[EvictingLayer] = []
         for layer_keys, layer_values, layer_indices in zip(keys, values, indices, strict=True):
@@ -120,12 +119,10 @@ class EvictingCache(Cache):
             raise UsageError(f"fork needs at least 1 row, got n={n}")
         self.refuse_unfinished()
         fork = copy.copy(self)
-        duplicate = copy.deepcopy if n == 1 else copy.copy  # entries that are chosen are copies
-        own = [duplicate(layer) for layer in self.stored.values()]
+        own = [copy.copy(layer) for layer in self.stored.values()]
         fork.layers = arrange_layers(own, copies(self.others))
         fork.recorder = copy.deepcopy(self.recorder)
-        if n > 1:
-            fork.batch_repeat_interleave(n)
+        fork.batch_repeat_interleave(n)  # entries that are chosen are copies
         return fork
 
     def check_rows(self, rows: int) -> None:

@@ -148,8 +148,6 @@ class EvictingLayer(DynamicLayer):
             capacity = stored + max(tokens, self._growth)
             storages = [_grow_storage(storage, stored, capacity) for storage in storages]
             storages[2][:, :, stored:] = EMPTY  # until `attend` brings them
-        if not torch.is_inference_mode_enabled():  # what was made in it cannot be written outside
-            storages = [part.clone() if part.is_inference() else part for part in storages]
         keys, values, positions = storages
         keys[:, :, stored:stop], values[:, :, stored:stop] = key_states, value_states
         self._key_storage, self._value_storage, self._position_storage = keys, values, positions
@@ -391,16 +389,9 @@ def selected_layer(
     """Gather slots `indices` [R, H, S] (-1 = none) of keys and values [1 or R, H, N, D].
 
     `positions` [1 or R, 1 or H, N] int64 are the slots' positions, `seen` the true length. The
-    layer is ragged as soon as one head has no token in one of the S slots. Raises ValueError on
-    shapes that do not fit.
+    layer is ragged as soon as one head has no token in one of the S slots.
     """
     batch, heads, tokens, _ = keys.shape
-    if indices.ndim != 3 or indices.shape[1] != heads or batch not in (1, len(indices)):
-        raise ValueError(
-            f"indices {tuple(indices.shape)} do not select from keys {tuple(keys.shape)}"
-        )
-    if seen < tokens:
-        raise ValueError(f"{seen} tokens seen, but keys hold {tokens}")
     indices = indices.to(keys.device)
     rows = torch.arange(len(indices), device=keys.device)
     slot: tuple[Tensor, ...] = (  # indexes [R, H, S] of [batch, heads, tokens]

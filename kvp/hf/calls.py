@@ -27,9 +27,8 @@ class Call:
     """None after its end, also in copies of the context that live on."""
     block: Any = None
     """Where calls of the model go; None where they are left alone, as those of a method are."""
-    generating: bool = False
     stop: int = 0
-    """Tokens that the cache of a `generate` call has seen when its prompt has been read."""
+    """Tokens that the cache of a `generate` call has seen when its prompt has been read, else 0."""
     cache: EvictingCache | None = None
     """Cache of the first pass of a `generate` call; a negative prompt has another."""
 

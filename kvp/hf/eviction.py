@@ -169,7 +169,7 @@ def _prepare_rule(
 @share_change
 def _taken_over(model: PreTrainedModel) -> Undo:
     """Set kvp's attention, and send calls of the model to the block of their context."""
-    own, base, undo = vars(model), model.base_model, ExitStack()
+    own, undo = vars(model), ExitStack()
     undo.enter_context(kvp_attention_set(model))
     names = ("forward", "generate", "init_continuous_batching", "_get_candidate_generator")
     undo.callback(own.update, {name: own[name] for name in names if name in own})
@@ -177,15 +177,6 @@ def _taken_over(model: PreTrainedModel) -> Undo:
     for name, method in methods.items():
         own[name] = MethodType(method, model)
         undo.callback(own.pop, name, None)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def refuse(module: torch.nn.Module, _: object) -> None:
-        if module is base is not model and block_call(model) is not None:
-            raise UsageError(
-                "inside evicting(...) call the model itself: its base model evicts nothing"
-            )
-
-    undo.callback(base.register_forward_pre_hook(refuse).remove)
     return undo.close
 
 
@@ -271,7 +262,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         """`generate(...)`, of which `kept` tells the answer's cache alone."""
         given = {**dict(zip(("inputs",), args, strict=False)), **kwargs}
         stop = self._prompt_end(given)
-        with _taken_over(self.model), calling(self.model, self, generating=True, stop=stop):
+        with _taken_over(self.model), calling(self.model, self, stop=stop):
             return run(*args, **kwargs)
 
     def _prompt_end(self, given: dict[str, Any]) -> int:
@@ -329,9 +320,9 @@ class EvictingBlock(AbstractContextManager[Kept]):
         kwargs |= {"past_key_values": cache, "use_cache": True}
         if seen and real.shape[1] == call.stop and not bool(real[:, -1].all()):
             raise UsageError(RIGHT_PADDED)
-        if call.generating and call.cache is None:
+        if call.stop and call.cache is None:
             call.cache = cache
-        if (kept := self._kept()) is not None and (call.cache is cache or not call.generating):
+        if (kept := self._kept()) is not None and (call.cache is cache or not call.stop):
             kept.cache = cache
         is_prompt = tokens > 1 or not seen or (call.cache is cache and seen < call.stop)
         step = _Pass(fed=fed, cache=cache, real=real, is_prompt=is_prompt)
@@ -381,8 +372,6 @@ class EvictingBlock(AbstractContextManager[Kept]):
 
     def _cache_of_pass(self, call: Call, kwargs: dict[str, Any], tokens: int) -> EvictingCache:
         """The cache of a forward pass over `tokens` tokens, made anew where it may be."""
-        if kwargs.get("cache") is not None:  # paged, of requests begun before the block
-            self.init_continuous_batching()
         config, cache = self.model.config, kwargs.get("past_key_values")
         if cache is None:
             switch, latest = rope_switch(config), call.cache

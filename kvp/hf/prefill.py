@@ -37,34 +37,26 @@ _OUTSIDE = ("is_prompt_learning", "alora_invocation_tokens", "XLORA", "POLY", "S
 
 
 def unwrap_model(model: nn.Module) -> PreTrainedModel:
-    """The model itself, or the one that torch.compile, PEFT or a delegating wrapper holds.
+    """The model itself, or the one that torch.compile or PEFT holds.
 
-    Raises ModelError for a wrapper that does not show whose `generate` it calls, and for one with
-    adapters of its own, such as soft prompts.
+    Raises ModelError for other wrappers, and for adapters outside of the model, as soft prompts.
     """
-    inner: Any = model
-    for _ in range(8):  # wrappers of wrappers; a cycle ends here
-        if isinstance(inner, PreTrainedModel):
-            return inner
-        base = getattr(inner, "get_base_model", None)
-        if hasattr(inner, "_orig_mod"):  # torch.compile
-            inner = inner._orig_mod
-        elif callable(base):  # PEFT
-            adapter = getattr(inner, "active_peft_config", None)
-            kind = str(getattr(getattr(adapter, "peft_type", None), "value", ""))
-            own = any(getattr(adapter, name, None) for name in _OUTSIDE) or kind in _OUTSIDE
-            if own and not getattr(inner, "_adapters_disabled", False):
-                raise ModelError(
-                    f"this model's adapter ({kind}) is no part of its modules: leave it out "
-                    "(disable_adapter)"
-                )
-            inner = base()
-        else:  # `__getattr__` of the wrapper hands out the method of the model
-            inner = getattr(getattr(inner, "generate", None), "__self__", None)
-    raise ModelError(
-        f"{type(model).__name__} is no transformers model and does not show the one it wraps: "
-        "pass that one to kvp"
-    )
+    inner: Any = getattr(model, "_orig_mod", model)  # torch.compile
+    if hasattr(inner, "get_base_model"):  # PEFT
+        adapter = getattr(inner, "active_peft_config", None)
+        kind = str(getattr(getattr(adapter, "peft_type", None), "value", ""))
+        own = any(getattr(adapter, name, None) for name in _OUTSIDE) or kind in _OUTSIDE
+        if own and not getattr(inner, "_adapters_disabled", False):
+            raise ModelError(
+                f"this model's adapter ({kind}) is no part of its modules: leave it out "
+                "(disable_adapter)"
+            )
+        inner = inner.get_base_model()
+    if not isinstance(inner, PreTrainedModel):
+        raise ModelError(
+            f"{type(model).__name__} is no transformers model: pass the one that it wraps to kvp"
+        )
+    return inner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,16 +128,13 @@ class Prefill:
         """Yield the view of every layer for a scorer with `needs` that keeps `budget` tokens.
 
         `future` is per layer [B, H, N] float32 importance, for `needs.future`; tokens that are fed
-        again have none (0 in the view). Raises ValueError
-        when fewer queries were recorded than the scorer reads, or when `future` or `inputs` is
-        needed and missing; otherwise as `ScorerInputs.for_needs`.
+        again have none (0 in the view). What `needs_scorer_inputs` names comes from `inputs`.
+        Raises ValueError when fewer queries were recorded than the scorer reads; otherwise as
+        `ScorerInputs.for_needs`.
         """
-        if needs.future and future is None:
-            raise ValueError("this scorer reads future attention: pass future=")
         extras: list[dict[str, Any]] = [{}] * len(self.keys)
         if needs_scorer_inputs(needs):
-            if self.inputs is None:
-                raise ValueError("this scorer reads more than keys, values and queries: set inputs")
+            assert self.inputs is not None
             extras = self.inputs.for_needs(needs)
         layers = range(len(self.keys)) if self.layers is None else self.layers
         asked = needs.question and self.question

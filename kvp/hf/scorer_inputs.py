@@ -90,13 +90,8 @@ class ScorerInputs:
 
         `token_ids` [B, N] int64 are the cached tokens, at positions 0..N-1 and without padding;
         `keys` and `values` per layer [B, H, N, D], `hidden` what the prefill recorded, `others` the
-        caches of the layers that nothing is evicted from. Raises ValueError when they disagree.
+        caches of the layers that nothing is evicted from.
         """
-        batch, _, tokens, _ = keys[0].shape
-        if token_ids.shape != (batch, tokens):
-            raise ValueError(
-                f"token ids {tuple(token_ids.shape)} do not match {batch} x {tokens} cached tokens"
-            )
         self._model = model
         self._ids = token_ids
         self._keys, self._values = keys, values
@@ -113,8 +108,7 @@ class ScorerInputs:
     def for_needs(self, needs: Needs) -> list[dict[str, Any]]:
         """Per layer the fields of its `View` that are filled from here, None where not requested.
 
-        Raises UsageError when the tokenizer is missing, ModelError when the model cannot tell,
-        ValueError when the prefill did not record `needs.hidden_after`.
+        Raises UsageError when the tokenizer is missing, ModelError when the model cannot tell.
         """
         nothing = (None,) * len(self._keys)
         rope = self.rope if needs.rope else None
@@ -145,15 +139,10 @@ class ScorerInputs:
         """
         if after is None:
             return None
-        if self._hidden is None:
-            raise ValueError("hidden states are needed: observe the prompt with hidden_after")
-        mean, variance = self._hidden.statistics(after, layer)
+        assert self._hidden is not None
+        mean, variance = self._hidden.moments[after][layer]
         project = query_projection(self._model, layer)
-        states = None
-        if every:
-            if not self._hidden.states:
-                raise ValueError("every hidden state is needed: observe with every_state")
-            states = self._hidden.states[layer]
+        states = self._hidden.states[layer] if every else None
         return HiddenStates(mean=mean, variance=variance, project=project, states=states)
 
     def reconstruction(self, spec: Reconstruction) -> tuple[Tensor, ...]:
@@ -189,10 +178,8 @@ class ScorerInputs:
 
     def text(self, last: int) -> str:
         """The last `last` cached tokens as text, special tokens left out; needs a batch of 1."""
-        tokenizer, ids = self._known_tokenizer("reading the prompt's text"), self._ids
-        if ids.shape[0] != 1:
-            raise UsageError(f"the prompt's text is read one prompt at a time, got {ids.shape[0]}")
-        return str(tokenizer.decode(ids[0, -last:].tolist(), skip_special_tokens=True))
+        tokenizer, (ids,) = self._known_tokenizer("reading the prompt's text"), self._ids
+        return str(tokenizer.decode(ids[-last:].tolist(), skip_special_tokens=True))
 
     def _replay(self, spec: Reconstruction) -> tuple[Tensor, ...]:
         tokenizer = self._known_tokenizer("replaying the context (kvzip, contrastkv)")
@@ -285,15 +272,6 @@ class HiddenRecord:
     """Tokens left out -> per layer [B, W] float32 mean and biased variance."""
     states: tuple[Tensor, ...] = ()
     """Per layer [B, T, W] of every token, in the model's dtype; empty where nobody reads them."""
-
-    def statistics(self, after: int, layer: int) -> tuple[Tensor, Tensor]:
-        """Mean and variance [B, W] of a layer; ValueError when `after` was not recorded."""
-        if after not in self.moments:
-            raise ValueError(
-                f"hidden states after {after} tokens are needed, recorded were "
-                f"{sorted(self.moments)}: pass hidden_after"
-            )
-        return self.moments[after][layer]
 
     def batch(self, part: slice, padding: int = 0) -> HiddenRecord:
         """The same of a part of the batch, whose prompts have `padding` columns of left padding."""

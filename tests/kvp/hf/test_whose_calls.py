@@ -5,7 +5,7 @@ import gc
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from contextvars import copy_context
 from copy import deepcopy
 from io import StringIO
@@ -59,14 +59,9 @@ WAYS = {
     "at once": (lambda call, before: call(), True),
     "a thread": (lambda call, before: in_thread(call), False),
     "a thread with a copy": (lambda call, before: in_thread(copy_context().run, call), True),
-    "a thread of such a thread": (
-        lambda call, before: in_thread(copy_context().run, in_thread, call),
-        False,
-    ),
     "a task": (lambda call, before: in_task(call), True),
     "to_thread": (lambda call, before: asyncio.run(asyncio.to_thread(call)), True),
     "a context from before": (lambda call, before: before.run(call), False),
-    "a thread in one": (lambda call, before: in_thread(before.run, call), False),
 }
 REFUSED = (
     r"not entered: .*Thread\(target=contextvars.copy_context\(\).run, args=\(model.generate,\)"
@@ -84,14 +79,13 @@ def test_a_block_is_for_the_context_that_entered_it(qwen, prompt, fixed, held, w
         if belongs:
             assert run(held, before) == BUDGET
         else:
-            for call in (held, lambda: qwen(prompt(TOKENS)), lambda: qwen.model(prompt(TOKENS))):
+            for call in (held, lambda: qwen(prompt(TOKENS))):
                 with one_line(UsageError, match=REFUSED):
                     run(call, before)
         assert untouched[:2] == (threading.Thread.start, ThreadPoolExecutor.submit)
     for call in (held, lambda: run(held, before), lambda: inside.run(held)):
         assert call() == TOKENS
     assert {*vars(qwen)} == untouched[2]
-    assert not qwen._forward_pre_hooks | qwen.model._forward_pre_hooks
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -140,8 +134,7 @@ def test_two_threads_each_in_a_block_of_one_model(qwen, fixed, held, first_out):
     assert not {"forward", "generate", "init_continuous_batching"} & {*vars(qwen)}
 
 
-@pytest.mark.parametrize("where", ["prompt", "answer"])
-def test_a_call_that_outlives_its_block_ends_as_inside(qwen, prompt, by_content, generate, where):
+def test_a_call_that_outlives_its_block_ends_as_inside(qwen, prompt, by_content, generate):
     """What else calls the model meanwhile finds it as it is outside of a block."""
     qwen.set_attn_implementation("eager")
     begun, left, main = threading.Event(), threading.Event(), threading.get_ident()
@@ -150,11 +143,10 @@ def test_a_call_that_outlives_its_block_ends_as_inside(qwen, prompt, by_content,
         return evicting(qwen, by_content(), BUDGET, every=4)
 
     def wait(module, args):
-        if threading.get_ident() != main and args[0].shape[1] == fed and not left.is_set():
+        if threading.get_ident() != main and args[0].shape[1] == 1 and not left.is_set():
             begun.set()
             left.wait(60)
 
-    fed = TOKENS if where == "prompt" else 1
     with block():
         expected = generate(qwen, prompt(TOKENS), 12)
     handle = qwen.model.layers[1].mlp.register_forward_pre_hook(wait)
@@ -200,18 +192,12 @@ def test_kept_is_of_the_answer(qwen, prompt, by_content, generate):
 
     for options in (
         {"guidance_scale": 1.5, "negative_prompt_ids": prompt(28, seed=3)},
-        {"guidance_scale": 1.5},
         {"logits_processor": [more]},
-        {
-            "num_beams": 2,
-            "guidance_scale": 1.5,
-            "negative_prompt_ids": prompt(28, seed=3).expand(2, -1),
-        },
     ):
         with evicting(qwen, by_content(), BUDGET) as kept:
             output = generate(qwen, prompt(TOKENS), 5, **options)
             assert kept.cache is output.past_key_values, options
-            assert set(kept.seen) == {TOKENS + 4}
+            assert kept.seen == [TOKENS + 4]
             for tokens, inputs in ((35, {"past_key_values": DynamicCache()}), (36, {})):
                 qwen(prompt(tokens), **inputs)
                 assert kept.seen == [tokens]  # the latest call
@@ -229,51 +215,29 @@ def stopped(module):
         raise Stop
 
     handle = module.register_forward_hook(stop)
-    return handle
 
 
-USES = {
-    "pass": lambda model, cache, ids: model(ids, past_key_values=cache),
-    "answer": lambda model, cache, ids: model.generate(
-        ids, past_key_values=cache, max_new_tokens=2
-    ),
-    "fork": lambda model, cache, ids: cache.fork(),
-    "rows": lambda model, cache, ids: cache.fork(2),
-}
-
-
-@pytest.mark.parametrize("use", sorted(USES))
-@pytest.mark.parametrize("kind", ["full", "dense", "ragged"])
+@pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_cache_of_an_interrupted_pass_is_refused(
-    qwen, prompt, fixed, generate, uneven, kind, inside, use, one_line
+    qwen, prompt, fixed, generate, uneven, ragged, inside, one_line
 ):
-    budget = 100 if kind == "full" else BUDGET
-    allocator = uneven() if kind == "ragged" else None
-
     def block(tokens):
-        return evicting(qwen, fixed(tokens), budget, allocator=allocator)
+        return evicting(qwen, fixed(tokens), BUDGET, allocator=uneven() if ragged else None)
 
-    for place in ("self_attn.k_proj", "self_attn", "mlp"):
-        for layer in (0, 1, 2):
-            if layer == 2 and place != "self_attn.k_proj" and not inside:
-                continue  # all layers have been fed
-            with block(TOKENS):
-                output = generate(qwen, prompt(TOKENS), 2)
-            cache, fed = output.past_key_values, 0
-            handle = stopped(qwen.model.layers[layer].get_submodule(place))
-            with ExitStack() as stack:
-                if inside:
-                    stack.enter_context(block(TOKENS + 4))
-                with pytest.raises(Stop):
-                    qwen(prompt(3, seed=2), past_key_values=cache)
-                fed = len([one for one in cache.layers if one.seen > TOKENS + 1])
-                if fed == 0:  # nothing was written: the cache is as it was
-                    handle.remove()
-                    assert cache.fork().get_seq_length() == TOKENS + 1
-                    continue
+    for place in ("0.self_attn.k_proj", "0.mlp", "1.self_attn", "2.self_attn.k_proj"):
+        with block(TOKENS):
+            cache = generate(qwen, prompt(TOKENS), 2).past_key_values
+        stopped(qwen.model.layers.get_submodule(place))
+        with block(TOKENS + 4) if inside else nullcontext():
+            with pytest.raises(Stop):
+                qwen(prompt(3, seed=2), past_key_values=cache)
+            if place.startswith("0.self"):  # nothing was written: the cache is as it was
+                assert cache.fork().get_seq_length() == TOKENS + 1
+                continue
+            for use in (cache.fork, lambda cache=cache: qwen(prompt(9), past_key_values=cache)):
                 with one_line(UsageError, match="left unfinished"):
-                    USES[use](qwen, cache, prompt(60))
+                    use()
 
 
 def test_a_prompt_that_was_interrupted_is_refused(qwen, prompt, fixed, generate):
@@ -295,11 +259,7 @@ def test_rows_that_differ_are_named(qwen, prompt, fixed, generate, uneven, ragge
     allocator = uneven() if ragged else None
     with evicting(qwen, fixed(TOKENS), BUDGET, allocator=allocator):
         first = generate(qwen, prompt(TOKENS), 2)
-    for rows, held, options in (
-        (3, 1, {"num_return_sequences": 3, "do_sample": True}),
-        (4, 1, {"num_beams": 4}),
-        (1, 3, {}),
-    ):
+    for rows, held, options in ((4, 1, {"num_beams": 4}), (1, 3, {})):
         cache = first.past_key_values.fork(held)
         ids = torch.cat([first.sequences, prompt(3)], dim=1)
         for block in (nullcontext(), evicting(qwen, fixed(TOKENS + 5), BUDGET)):
@@ -340,12 +300,6 @@ class Adapted(nn.Module):
         self.merged_adapters = []
         self.scaling = {"one": 1.0, "two": 1.0}
 
-    def forward(self, x):
-        y = self.base_layer(x)
-        for name in () if self.disable_adapters else self.active_adapters:
-            y = y + self.scaling[name] * self.lora[name](x)
-        return y
-
 
 def test_an_identity_covers_what_computes(qwen):
     plain = weights_digest(qwen)
@@ -356,12 +310,11 @@ def test_an_identity_covers_what_computes(qwen):
     assert len(digests) == 2
     for change in (
         lambda: setattr(adapted, "active_adapters", ["two"]),
-        lambda: setattr(adapted, "active_adapters", ["one", "two"]),
         lambda: setattr(adapted, "disable_adapters", True),
         lambda: adapted.scaling.update(one=2.0),
     ):
         change()
         digests.add(weights_digest(qwen))
-    assert len(digests) == 6
+    assert len(digests) == 5
     qwen.model.layers[1].self_attn.k_proj = projection
     assert weights_digest(qwen) == plain
