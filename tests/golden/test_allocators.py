@@ -8,7 +8,6 @@ import torch
 from reference import allocation
 from reference.future import expected_attention
 from reference.inputs import draw
-from reference.ranking import kept
 from reference.scorers import snapkv
 
 from kvp.ranking import EMPTY_SLOT, UNPROTECTED, Protection, Request, Selection, protected_scores
@@ -118,17 +117,6 @@ def test_evolved_completion(tmp_path, budget, rounding):
     counts = make_allocator(spec).allocate(case)
     truth = allocation.completed(layer_counts, budget, exact=rounding == "exact")
     assert counts.tolist() == [[count] * 2 for count in truth]
-
-
-def test_counts_become_the_best_tokens_of_each_head():
-    scores = scores_of(3, 2, 40, levels=3)
-    counts = np.array([[1, 40], [7, 20], [0, 39]])
-    chosen = Selection(torch.from_numpy(scores), UNPROTECTED).tokens_of(torch.from_numpy(counts))
-    for layer, head in np.ndindex(3, 2):
-        slots = chosen[layer, head].tolist()
-        real = slots[: counts[layer, head]]
-        assert slots[len(real) :] == [EMPTY_SLOT] * (len(slots) - len(real))
-        assert real == np.flatnonzero(kept(scores[layer, head], counts[layer, head])).tolist()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Contexts go on in transformers as the evicted cache that they were made from."""
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -33,7 +32,7 @@ def words(bundled):
 
 
 N, QUESTION = 250, torch.tensor([[5, 9, 2, 33, 7]])
-FAMILIES = ("qwen2", "llama", "mistral", "olmo2", "phi3", "qwen3")
+FAMILIES = ("qwen2", "phi3", "qwen3")
 
 
 def made(model, tokenizer, method="keydiff", allocator=None):
@@ -45,7 +44,7 @@ def made(model, tokenizer, method="keydiff", allocator=None):
     return cache, context_of(cache, model, tokenizer, ids[0].tolist(), **facts)
 
 
-SPLIT = [("qwen2", name) for name in ("global", "ada", "pyramid", "shared")]
+SPLIT = [("qwen2", name) for name in ("global", "pyramid")]
 
 
 @pytest.mark.parametrize(("family", "allocator"), [*((name, None) for name in FAMILIES), *SPLIT])
@@ -149,24 +148,17 @@ class Soft(nn.Module):
         return self.base_model
 
 
-OUTER = {
-    "PROMPT_TUNING": {"is_prompt_learning": True},
-    "LORA": {"alora_invocation_tokens": [5]},
-    "XLORA": {},
-}
-
-
-@pytest.mark.parametrize("kind", OUTER)
-def test_adapters_outside_of_the_model_are_refused(kind, qwen, words, prompt, fixed, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "config"), [("PROMPT_TUNING", {"is_prompt_learning": True}), ("XLORA", {})]
+)
+def test_adapters_outside_of_the_model_are_refused(kind, config, qwen, words, fixed):
     """No digest tells them, and nothing but the wrapper's own forward pass has them."""
     cache, context = made(qwen, words)
-    context.write(tmp_path)
-    adapted = Soft(qwen, peft_type=SimpleNamespace(value=kind), **OUTER[kind])
+    adapted = Soft(qwen, peft_type=SimpleNamespace(value=kind), **config)
     calls = (
         lambda: compress(adapted, words, "The sky is blue. " * 30, fixed(40)),
         lambda: context_of(cache, adapted, words, range(N), policy="knorm", budget="40"),
         lambda: load_context(context, adapted),
-        lambda: prefill_and_evict(adapted, prompt(40), fixed(40), 22),
         lambda: evicting(adapted, fixed(40), 22),
     )
     for call in calls:
@@ -176,25 +168,10 @@ def test_adapters_outside_of_the_model_are_refused(kind, qwen, words, prompt, fi
     assert load_context(context, adapted).get_seq_length() == 64
 
 
-def overflow(model):
-    """Values of a layer beyond what its numbers hold."""
-    model.model.layers[1].self_attn.v_proj.weight.fill_(1e38)
-    return nullcontext()
-
-
-@pytest.mark.parametrize(
-    ("trouble", "said"),
-    [
-        (overflow, "1.values has NaN or infinity"),
-        (lambda m: nullcontext(setattr(m.config, "name_or_path", "a\nb")), "has the character"),
-    ],
-)
-def test_what_would_be_refused_is_not_written(trouble, said, qwen, words, tmp_path):
-    with trouble(qwen), pytest.raises(CacheError) as caught:
+def test_values_beyond_what_their_numbers_hold_are_refused(qwen, words, one_line):
+    qwen.model.layers[1].self_attn.v_proj.weight.fill_(1e38)
+    with one_line(CacheError, match="1.values has NaN or infinity"):
         made(qwen, words, "streaming_llm")
-    assert said in str(caught.value)
-    assert str(caught.value).isprintable()
-    assert not [*tmp_path.iterdir()]
 
 
 def test_tensors_that_changed_are_checked_again(qwen, words, tmp_path):

@@ -12,14 +12,11 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     BartConfig,
-    DeepseekV3Config,
     DiffLlamaConfig,
     DiffLlamaForCausalLM,
-    FalconH1Config,
     GPT2Config,
     LlamaConfig,
     LlavaConfig,
-    MambaConfig,
     MistralConfig,
     Qwen2Config,
     Qwen3Config,
@@ -32,8 +29,6 @@ from kvp.hf.loading import device_of_rank
 from kvp.hf.model_access import check_model, model_identity
 from kvp.hf.model_config import check_config
 from kvp.program.settings import Rank
-
-NO_FULL = "no layer of full attention"
 
 
 @pytest.fixture
@@ -107,12 +102,10 @@ def test_a_weight_that_is_missing_or_not_finite_is_named(folder, value):
 def test_missing_and_damaged_parts_are_named(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "no such folder" in refusal(str(tmp_path / "nowhere"))
-    assert "no such folder" in refusal("./nowhere")
     assert "missing.gguf: no such file" in refusal(str(tmp_path / "missing.gguf"))
     (tmp_path / "bare").mkdir()
     assert "no config.json" in refusal(str(tmp_path / "bare"))
-    for name in ("nobody/has-this-model", "Qwen/Qwen2.5-0.5B"):
-        assert "no model (no folder here; We couldn't connect to" in refusal(name)
+    assert "no model (no folder here; We couldn't connect to" in refusal("nobody/has-this-model")
     shutil.copytree(folder, tmp_path / "models" / "qwen2.5-tiny")
     assert "(did you mean models/qwen2.5-tiny?); We couldn't" in refusal("Qwen2.5-tiny")
     assert "no model" in refusal("not a model id!")
@@ -123,7 +116,6 @@ def test_missing_and_damaged_parts_are_named(folder, tmp_path, monkeypatch):
     (folder / "model.safetensors").write_bytes(b"\xff" * 40)
     assert "no model weights" in refusal(str(folder))
     (folder / "model.safetensors").unlink()
-    assert "no model weights" in refusal(str(folder))
     # Not opened by transformers: a pickle may hold any code.
     (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     assert f"--model {folder}: no model weights (" in refusal(str(folder))
@@ -132,16 +124,11 @@ def test_missing_and_damaged_parts_are_named(folder, tmp_path, monkeypatch):
         assert "no model" in refusal(str(folder))
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, "x", None])
-@pytest.mark.parametrize(
-    "key", ["num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"]
-)
-def test_sizes_that_no_model_has_are_one_line(folder, key, value):
+def test_sizes_that_no_model_has_are_one_line(folder):
     config = json.loads((folder / "config.json").read_text())
-    if key == "num_key_value_heads" and value is None:
-        return  # as many as query heads
-    (folder / "config.json").write_text(json.dumps({**config, key: value, "layer_types": None}))
-    assert "model" in refusal(str(folder))
+    for key, value in (("num_hidden_layers", 0), ("hidden_size", "x"), ("num_key_value_heads", 3)):
+        (folder / "config.json").write_text(json.dumps({**config, key: value, "layer_types": None}))
+        assert "model" in refusal(str(folder))
 
 
 def test_remote_code_is_never_run(folder):
@@ -155,14 +142,14 @@ def test_remote_code_is_never_run(folder):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (MistralConfig(layer_types=["chunked_attention"] * 32, attention_chunk_size=8), NO_FULL),
-        (MambaConfig(), NO_FULL),
-        (FalconH1Config(), NO_FULL),
-        (DeepseekV3Config(), "kv_lora_rank"),
+        (
+            MistralConfig(layer_types=["chunked_attention"] * 32, attention_chunk_size=8),
+            "no layer of full attention",
+        ),
         (BartConfig(), "has an encoder"),
         (Qwen2Config(num_attention_heads=5, num_key_value_heads=2), "no uniform attention heads"),
     ],
-    ids=["chunked", "mamba", "falcon-h1", "latent", "encoder", "heads"],
+    ids=["chunked", "encoder", "heads"],
 )
 def test_what_has_no_heads_to_evict_from_is_refused(config, message):
     with pytest.raises(ModelError, match=message):
@@ -173,7 +160,6 @@ def test_what_has_no_heads_to_evict_from_is_refused(config, message):
     ("config", "geometry"),
     [
         (Qwen2Config(hidden_size=32, num_attention_heads=4, num_key_value_heads=2), (32, 4, 2, 8)),
-        (LlamaConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=2), (2, 4, 4, 8)),
         (Qwen3Config(num_attention_heads=8, num_key_value_heads=2, head_dim=16), (32, 8, 2, 16)),
         (GPT2Config(n_layer=2, n_head=4, n_embd=32), (2, 4, 4, 8)),
         (
@@ -189,23 +175,13 @@ def test_geometry(config, geometry):
     )
 
 
-def test_a_model_is_run_once(qwen):
-    calls = []
-    qwen.model.register_forward_pre_hook(lambda module, args: calls.append(1))
-    check_model(qwen)
-    check_model(qwen)
-    assert len(calls) == 1
-
-
 @pytest.mark.parametrize(
     ("device", "count", "visible", "expected"),
     [
         ("cuda", 4, 2, "cuda:1"),  # LOCAL_RANK 3 of two devices
-        ("cuda", 4, 8, "cuda:3"),
         ("cuda", 4, 1, "cuda"),  # the launcher shows each process its own
         ("cuda", 1, 8, "cuda"),
         ("cuda:5", 4, 8, "cuda:5"),
-        ("cpu", 4, 8, "cpu"),
     ],
 )
 def test_every_process_takes_its_own_device(monkeypatch, device, count, visible, expected):

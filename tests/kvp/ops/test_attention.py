@@ -6,12 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvp.ops.attention import (
-    column_sums,
-    group_products,
-    recent_attention,
-    reconstruction_attention,
-)
+from kvp.ops.attention import column_sums, recent_attention, reconstruction_attention
 
 
 @pytest.mark.parametrize("group", [1, 2, 7])
@@ -98,14 +93,6 @@ def largest_result(compute):
     with LargestResult() as mode:
         compute()
     return mode.elements
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 3), (2, 3, 7), (2, 4, 1)])
-def test_equals_the_broadcast_product(shape):
-    heads, group, count = shape
-    queries, keys = drawn(5, heads, group, count, 6).double(), drawn(5, heads, 11, 6).double()
-    broadcast = queries @ keys[:, :, None].mT
-    torch.testing.assert_close(group_products(queries, keys), broadcast, rtol=1e-12, atol=1e-12)
 
 
 def test_operators_hold_no_keys_per_group():

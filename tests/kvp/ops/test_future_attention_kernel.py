@@ -35,8 +35,7 @@ def _attention(queries, keys):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scale", [1.0, 20.0])
 @pytest.mark.parametrize(
-    ("group", "tokens", "width", "window"),
-    [(1, 16, 16, (0, 16)), (7, 37, 8, (20, 37)), (2, 67, 24, (33, 65)), (3, 50, 64, (1, 50))],
+    ("group", "tokens", "width", "window"), [(7, 37, 8, (20, 37)), (2, 67, 24, (33, 65))]
 )
 def test_the_error_is_that_of_float32_logits(dtype, scale, group, tokens, width, window):
     """Every column, relative to its own value.
@@ -61,12 +60,10 @@ def test_the_error_is_that_of_float32_logits(dtype, scale, group, tokens, width,
     [
         (7, 37, 128, (20, 37), "sum"),
         (8, 33, 256, (1, 33), "max"),
-        (2, 50, 80, (9, 33), "sum"),
         (5, 41, 96, (16, 32), "max"),
         (1, 70, 32, (64, 70), "sum"),
         (3, 37, 8, (0, 5), "max"),
         (3, 37, 8, (9, 9), "sum"),
-        (3, 37, 8, (9, 9), "max"),
     ],
 )
 def test_weights_of_queries(dtype, group, tokens, width, window, reduction):

@@ -45,9 +45,7 @@ def _exact(arguments, scaling=None):
         ([[5, 3]], {"group": 1, "width": 64}),
         ([[70, 0], [17, 33]], {"group": 2, "width": 64, "tail": 7}),
         ([[40]], {"group": 7, "width": 128, "tail": 40, "masked": False}),
-        ([[33, 18]], {"group": 8, "width": 256, "tail": 2}),
         ([[20, 1, 16], [15, 17, 32]], {"group": 3, "width": 96, "tail": 18}),
-        ([[31, 50]], {"group": 4, "width": 80, "tail": 0}),
         ([[6, 35]], {"group": 5, "width": 8, "tail": 3}),
     ],
 )
