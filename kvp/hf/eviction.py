@@ -169,7 +169,7 @@ def _prepare_rule(
 @share_change
 def _taken_over(model: PreTrainedModel) -> Undo:
     """Set kvp's attention, and send calls of the model to the block of their context."""
-    own, undo = vars(model), ExitStack()
+    own, base, undo = vars(model), model.base_model, ExitStack()
     undo.enter_context(kvp_attention_set(model))
     names = ("forward", "generate", "init_continuous_batching", "_get_candidate_generator")
     undo.callback(own.update, {name: own[name] for name in names if name in own})
@@ -177,6 +177,15 @@ def _taken_over(model: PreTrainedModel) -> Undo:
     for name, method in methods.items():
         own[name] = MethodType(method, model)
         undo.callback(own.pop, name, None)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def refuse(module: torch.nn.Module, _: object) -> None:
+        if module is base is not model and block_call(model) is not None:
+            raise UsageError(
+                "inside evicting(...) call the model itself: its base model evicts nothing"
+            )
+
+    undo.callback(base.register_forward_pre_hook(refuse).remove)
     return undo.close
 
 

@@ -346,5 +346,8 @@ def test_what_is_refused_inside_a_block(qwen, prompt, fixed):
         qwen.config.use_cache = False
         with pytest.raises(UsageError, match="needs a cache"):
             qwen(prompt(40))
+        with pytest.raises(UsageError, match="its base model evicts nothing"):
+            qwen.model(prompt(40))
+    assert not qwen._forward_pre_hooks
     with pytest.raises(UsageError, match="entered twice"):
         block.__enter__()
