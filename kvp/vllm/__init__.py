@@ -1,6 +1,4 @@
-"""Compressed contexts in a stock vLLM: a KV connector for the engine, and a client of its server.
-
-    from kvp.vllm.client import Client
+"""Compressed contexts in a stock vLLM: a KV connector, and attention over uneven counts.
 
 The connector is named to vLLM as module `kvp.vllm.connector`, class `KvpConnector`.
 """

@@ -18,6 +18,7 @@ import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 from questions import documents, told
 from servers import answering, free_port
@@ -26,7 +27,6 @@ from kvp import load_model, load_policy
 from kvp.budgets import parse_budget
 from kvp.errors import KvpError, UsageError
 from kvp.hf.contexts import compress
-from kvp.http import fetch
 from kvp.llamacpp.slots import write_slot
 
 
@@ -92,11 +92,12 @@ def server(program: str, gguf: str, folder: str) -> AbstractContextManager[str]:
 
 def post(url: str, body: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
     """The server's answer to a JSON body."""
-    return fetch(url, json.loads, body)
+    with urlopen(Request(url, json.dumps(body).encode()), timeout=600) as answer:
+        return json.load(answer)
 
 
 if __name__ == "__main__":
     try:
         main()
-    except KvpError as error:
+    except (KvpError, OSError) as error:
         sys.exit(f"llama_server.py: {error}")

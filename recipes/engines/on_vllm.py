@@ -3,8 +3,8 @@
     python recipes/engines/on_vllm.py --model FOLDER --policy smollm2-135m-instruct-kv
 
 Starts vLLM's own OpenAI-compatible server with kvp's connector, lets it read and compress the
-documents (`Client.remember`), asks through the plain `openai` client, asks the same about the whole
-documents, and prints what the server's own metrics say of both. Needs vLLM and openai beside kvp
+documents, asks through the plain `openai` client, asks the same about the whole documents, and
+prints what the server's own metrics say of both. Needs vLLM and openai beside kvp
 (docs/engines.md).
 """
 
@@ -20,9 +20,10 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from urllib.request import urlopen
 
 try:
-    from openai import OpenAI
+    from openai import OpenAI, OpenAIError
 except ImportError:
     sys.exit("on_vllm.py needs vLLM and openai: make the environment of README, Serve it")
 from questions import documents, told
@@ -30,12 +31,10 @@ from servers import answering, free_port
 from transformers import AutoConfig
 
 from kvp.budgets import parse_budget
-from kvp.errors import KvpError
+from kvp.errors import KvpError, UsageError
 from kvp.hf.loading import load_tokenizer
 from kvp.hf.model_config import geometry_of
-from kvp.http import fetch
 from kvp.nano import path as nano
-from kvp.vllm.client import Client
 from kvp.vllm.engine import policy_of
 
 
@@ -53,15 +52,16 @@ def main() -> None:
     model = str(nano()) if given.model == "nano" else given.model
     policy_of(given.policy, geometry_of(AutoConfig.from_pretrained(model)))
     parse_budget(given.budget)
-    texts = documents(given.rows, given.prompts, load_tokenizer(model))
+    tokenizer = load_tokenizer(model)
+    texts = documents(given.rows, given.prompts, tokenizer)
     print("starting vLLM, a minute or more ...", flush=True)
     with tempfile.TemporaryDirectory() as folder, server(model, given.policy, folder) as url:
-        client, openai = Client(url), OpenAI(base_url=f"{url}/v1", api_key="none")
+        openai = OpenAI(base_url=f"{url}/v1", api_key="none")
         started = time.perf_counter()
         contexts = []
         for number, (text, _) in enumerate(texts, 1):
             print(f"vLLM reads and compresses document {number} of {len(texts)} ...", flush=True)
-            contexts.append(client.remember(text, given.budget))
+            contexts.append(remember(openai, model, text, given.budget))
         took = time.perf_counter() - started
         print(f"{len(texts)} documents read and compressed in {took:.1f} s")
         for compressed in (True, False):
@@ -70,13 +70,16 @@ def main() -> None:
             for (text, samples), context in zip(texts, contexts, strict=True):
                 for sample in samples:
                     question = sample.question + sample.answer_prefix
-                    prompt = client.prompt(question, context) if compressed else text + question
+                    ids = tokenizer(question, add_special_tokens=False).input_ids
+                    prompt = [*context, *ids] if compressed else text + question
                     answer = ""
                     for piece in openai.completions.create(
-                        model=client.model, prompt=prompt, max_tokens=sample.max_new_tokens,
+                        model=model, prompt=prompt, max_tokens=sample.max_new_tokens,
                         temperature=0, stream=True,
                     ):  # fmt: skip
                         answer += piece.choices[0].text
+                        if piece.choices[0].finish_reason == "error":
+                            raise UsageError("vLLM refuses a context: no answer can be counted")
                         space = max(space, metrics(url)["space"])
                     scores.append(told(sample, answer))
             used = {name: value - before[name] for name, value in metrics(url).items()}
@@ -102,9 +105,25 @@ def server(model: str, policy: str, folder: str) -> AbstractContextManager[str]:
     return answering("vLLM", command, port, Path(folder), cpu | os.environ)
 
 
+def remember(openai: OpenAI, model: str, text: str, budget: str) -> list[int]:
+    """Placeholders of a document that the server reads and compresses.
+
+    Raises UsageError where it does not: its answers would be those of another cache.
+    """
+    answer = openai.completions.create(
+        model=model, prompt=text, max_tokens=4,  # what was compressed comes after the first one
+        extra_body={"min_tokens": 4, "kv_transfer_params": {"kvp_compress": budget}},
+    )  # fmt: skip
+    told = (getattr(answer, "kv_transfer_params", None) or {}).get("kvp_context") or {}
+    if "placeholders" not in told:
+        raise UsageError(f"vLLM compresses nothing: {told.get('error', 'it has no connector')}")
+    return list(told["placeholders"])
+
+
 def metrics(url: str) -> Mapping[str, float]:
     """Sums and counts of the server's own metrics."""
-    text = fetch(f"{url}/metrics", bytes.decode, timeout=60)
+    with urlopen(f"{url}/metrics", timeout=60) as answer:
+        text = answer.read().decode()
     names = {
         "first": "time_to_first_token_seconds_sum", "firsts": "time_to_first_token_seconds_count",
         "decode": "request_decode_time_seconds_sum", "tokens": "generation_tokens_total",
@@ -120,5 +139,5 @@ def metrics(url: str) -> Mapping[str, float]:
 if __name__ == "__main__":
     try:
         main()
-    except KvpError as error:
+    except (KvpError, OpenAIError) as error:
         sys.exit(f"on_vllm.py: {error}")

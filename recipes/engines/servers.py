@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 from kvp.errors import UsageError
-from kvp.http import fetch
 
 
 def free_port() -> int:
@@ -36,9 +36,9 @@ def answering(
                 if running.poll() is not None:
                     raise UsageError(f"{name} ended:\n{log.read_text()[-2000:]}")
                 try:
-                    fetch(f"{url}/health", bytes.decode, timeout=5)
+                    urlopen(f"{url}/health", timeout=5).close()
                     break
-                except UsageError:
+                except OSError:  # also any status but 200
                     time.sleep(1)
             yield url
         finally:
