@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property, partial
 from itertools import count, islice, takewhile
 from math import isclose
@@ -218,27 +218,14 @@ class Context:
     def write(self, folder: Path | str) -> Path:
         """Write the file into `folder`, under its name; the path. CacheError where that fails."""
         with foreign(folder, CacheError, "gets no file of this context", "written"):
-            made = replace(self).check()  # without old digests: tensors may have changed
-            path = Path(folder) / f"{made.name}{SUFFIX}"
+            path = Path(folder) / f"{self.check().name}{SUFFIX}"
             path.parent.mkdir(parents=True, exist_ok=True)
-            checksums = {"tensors": made.checksum, "digest": made.digest}
+            checksums = {"tensors": self.checksum, "digest": self.digest}
             version = FORMAT.older if self.facts.counts is None else FORMAT.version
             head = {**FORMAT.head, "format_version": version}
             header = {**head, **self.facts.to_dict(), **checksums}
             write_sealed_safetensors(path, self.tensors, header)
         return path
-
-
-def make_context(
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    token_ids: Tensor,
-    **facts: Any,  # noqa: ANN401
-) -> Context:
-    """The context of these tensors and `ContextFacts`; CacheError where that cannot be one."""
-    with foreign("this context", CacheError, "is not what engines go on from"):
-        known = ContextFacts(**facts)
-        return Context(facts=known, keys=keys, values=values, token_ids=token_ids).check()
 
 
 def pack_context(
@@ -250,8 +237,8 @@ def pack_context(
     """The context of what every layer keeps: of keys and values [H, S, D] those `held` [H, S] bool.
 
     `embedding` is that of the keys, `facts` are the others of `ContextFacts`. Raises UsageError
-    where heads keep different numbers of tokens that are not multiples of `MULTIPLE`, CacheError as
-    `make_context`.
+    where heads keep different numbers of tokens that are not multiples of `MULTIPLE`, CacheError
+    where that cannot be a context.
     """
     keys, values, counts = [], [], []
     for all_keys, all_values, held in layers:
@@ -270,10 +257,10 @@ def pack_context(
             [rows.view(heads, kept, -1).transpose(0, 1).contiguous() for rows in side]
             for side in (keys, values)
         )
-    return make_context(
-        keys, values, token_ids, **facts,
-        counts=None if even else counts, tokens=len(token_ids), kept=kept,
-    )  # fmt: skip
+    facts |= {"counts": None if even else counts, "tokens": len(token_ids), "kept": kept}
+    with foreign("this context", CacheError, "is not what engines go on from"):
+        known = ContextFacts(**facts)
+        return Context(facts=known, keys=keys, values=values, token_ids=token_ids).check()
 
 
 def kept_rows(budget: Budget, tokens: int, least: int = 0) -> int:
@@ -297,13 +284,13 @@ def blocks_of(counts: Sequence[int]) -> int:
     return -(-sum(counts) // (len(counts) * MULTIPLE))
 
 
-def read_facts(path: Path) -> tuple[ContextFacts, str]:
-    """Facts and digest of a context file, from its header alone.
+def read_facts(path: Path) -> ContextFacts:
+    """Facts of a context file, from its header alone.
 
     Raises CacheError, in one line that names the file, where it is missing, damaged or another one.
     """
     with _opened(path) as (header, *_):
-        return _facts(path, header), header["digest"]
+        return _facts(path, header)
 
 
 def read_context(path: Path, most: float = float("inf")) -> Context:
@@ -329,12 +316,7 @@ _opened = partial(sealed_safetensors, error=CacheError, kind=FORMAT, writer="kvp
 def _facts(path: Path, header: Mapping[str, Any]) -> ContextFacts:
     """What the header of a context file says, checked."""
     names = {field.name for field in fields(ContextFacts)}
-    uneven = header["format_version"] == FORMAT.version
-    facts = ContextFacts(
-        **{name: header[name] for name in (names if uneven else names - {"counts"})}
-    )
-    if uneven == (facts.counts is None):
-        raise CacheError(f"{path} is damaged: its version is not that of its counts")
+    facts = ContextFacts(**{name: header[name] for name in names & header.keys()})
     digest = _digest(facts, header["tensors"])
     if digest != header["digest"] or not digest.startswith(path.name.removesuffix(SUFFIX)):
         raise CacheError(f"{path} is damaged or renamed: its name is the start of its digest")
@@ -403,13 +385,10 @@ def is_norm(name: str) -> bool:
 def placeholder_ids(digest: str, count: int, vocabulary: int) -> list[int]:
     """`count` token ids that name a context: its digest first, then a checksum of it.
 
-    They lie in the middle half of the vocabulary, where no family has special tokens. Raises
-    CacheError for so few that nobody could tell them from ordinary text.
+    They lie in the middle half of the vocabulary, where no family has special tokens.
     """
     bits, base, span, head = _alphabet(vocabulary)
     number = int(digest[: _DIGEST_BITS // 4], 16)
-    if count < head + _CHECKED:
-        raise CacheError(f"{count} tokens cannot name a context: keep {head + _CHECKED} or more")
     ids = [base + (number >> (bits * place)) % (1 << bits) for place in range(head)]
     return [*ids, *islice(_checks(digest, base, span), count - head)]
 

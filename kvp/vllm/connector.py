@@ -33,12 +33,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     KVConnectorWorkerMetadata,
 )
-from vllm.distributed.parallel_state import (
-    get_tensor_model_parallel_rank,
-    get_tensor_model_parallel_world_size,
-)
 from vllm.logger import init_logger
 from vllm.model_executor.models.utils import extract_layer_index
+from vllm.version import __version__
 
 from kvp.budgets import parse_budget
 from kvp.contexts import (
@@ -57,7 +54,7 @@ from kvp.errors import CacheError, KvpError, UsageError, one_line
 from kvp.ranking import EMPTY_SLOT, Allocator, Protection, Selection
 from kvp.scoring import Scorer, View, score_layers, sizes_of
 from kvp.vllm.backend import HeadPool, Running, Step, set_step
-from kvp.vllm.engine import BlockLayout, EngineModel, list_untried, policy_of
+from kvp.vllm.engine import BlockLayout, EngineModel, policy_of
 from kvp.vllm.plugin import BACKENDS, LAYOUT, holds_uneven
 
 if TYPE_CHECKING:
@@ -70,8 +67,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = init_logger("vllm.kvp")
-MEMORY_GB = 4.0
-"""Contexts that a worker keeps in host memory, unless `memory_gb` says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +124,10 @@ class KvpConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._model = EngineModel(vllm_config, kv_cache_config)
-        if untried := ", ".join(list_untried(vllm_config)):
-            logger.warning("kvp contexts were tried on CPUs with vLLM 0.32, not with %s", untried)
+        device = vllm_config.device_config.device_type
+        if device != "cpu" or not __version__.startswith("0.32."):
+            here = f"vLLM {__version__} on {device}"
+            logger.warning("kvp contexts were tried on CPUs with vLLM 0.32, not with %s", here)
         if not (folder := extra.get("contexts")):
             raise ValueError('kv_connector_extra_config needs "contexts", the folder of the files')
         self._folder = Path(folder)
@@ -138,7 +135,7 @@ class KvpConnector(KVConnectorBase_V1):
         self._requests: dict[str, tuple[ContextFacts | None, Load]] = {}
         self._waiting: list[Load] = []
         self._unread: set[int] = set()
-        self._held = Held(self._folder, float(extra.get("memory_gb", MEMORY_GB)) * 1e9)
+        self._held = Held(self._folder, float(extra.get("memory_gb", 4.0)) * 1e9)
         self._salts = count()
         self._saves: dict[str, Save] = {}
         self._answers: dict[str, dict[str, Any]] = {}
@@ -180,7 +177,7 @@ class KvpConnector(KVConnectorBase_V1):
         digest, written = placeholders
         facts = None
         try:
-            facts = read_facts(self._folder / f"{digest}{SUFFIX}")[0]
+            facts = read_facts(self._folder / f"{digest}{SUFFIX}")
             facts.check(**self._model.facts)
             refused = _refusal_reason(request, facts, written, self._model)
             if budget is not None:
@@ -311,7 +308,7 @@ class KvpConnector(KVConnectorBase_V1):
         slots = blocks * self._block_size + rows % self._block_size
         for index, layer in layers.items():
             parts = (context.keys[index], context.values[index])
-            keys, values = (_of_rank(part[rows], layer) for part in parts)
+            keys, values = (part[rows] for part in parts)
             _update_cache(layer, keys, values, layer.kv_cache, slots)
         return None
 
@@ -355,8 +352,6 @@ class KvpConnector(KVConnectorBase_V1):
     def _compress(self, save: Save) -> dict[str, Any]:
         if self._scorer is None:
             raise UsageError('kv_connector_extra_config has no "policy" to compress with')
-        if get_tensor_model_parallel_world_size() > 1:
-            raise UsageError("compress with `kvp compress`: this engine is tensor parallel")
         tokens = len(save.token_ids)
         kept = kept_rows(parse_budget(save.budget), tokens, least=self._protection.tokens)
         positions = torch.arange(tokens)[None]
@@ -409,13 +404,6 @@ def _update_cache(layer: Any, keys: Tensor, values: Tensor, cache: Tensor, slots
     """Write rows [n, H, D] into slots [n] of a cache, as the layer's backend orders them."""
     keys, values, slots = (part.to(cache.device) for part in (keys, values, slots))
     layer.impl.do_kv_cache_update(layer, keys, values, cache, slots)
-
-
-def _of_rank(part: Tensor, layer: Any) -> Tensor:  # noqa: ANN401 - vLLM's attention layer
-    """Rows [n, H, D] of the KV heads that this tensor-parallel rank has."""
-    ranks = get_tensor_model_parallel_world_size()
-    first = get_tensor_model_parallel_rank() * part.shape[1] // ranks
-    return part[:, first : first + layer.num_kv_heads].contiguous()
 
 
 def _refusal_reason(request: Request, facts: ContextFacts, written: int, model: EngineModel) -> str:

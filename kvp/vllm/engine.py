@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,8 +51,7 @@ class EngineModel:
         """Raise ValueError, at the start of the engine, where no context can be right in it."""
         self._config = model = vllm_config.model_config
         self.uneven = holds_uneven(vllm_config)
-        parallel, block_size = vllm_config.parallel_config, vllm_config.cache_config.block_size
-        ranks = parallel.tensor_parallel_size * parallel.decode_context_parallel_size
+        block_size = vllm_config.cache_config.block_size
         self._text = text = model.hf_text_config
         wrong = {
             "kv_load_failure_policy must be fail: recompute would compute placeholders": (
@@ -68,8 +67,8 @@ class EngineModel:
             "the model has no RoPE in some layers, or one of the length or of several positions": (
                 not can_turn(text)
             ),
-            f"uneven counts are held by one GPU: leave parallelism out, or {EQUAL}": (
-                self.uneven and ranks > 1
+            "they are held by one worker: leave parallelism out": (
+                vllm_config.parallel_config.world_size > 1
             ),
             f"uneven counts lie in no cache with a scale for every token and head: {EQUAL}": (
                 self.uneven and vllm_config.cache_config.cache_dtype.endswith("per_token_head")
@@ -111,10 +110,9 @@ class EngineModel:
     @property
     def facts(self) -> dict[str, Any]:
         """What `ContextFacts` say of the engine's model; it digests no merged weights."""
-        name = self._config.served_model_name
-        name = name[0] if isinstance(name, list) else name
         model = {
-            "id": Path(name).name, "weights": None, "norms": self.norms, "dtype": self.dtype,
+            "id": Path(self._config.model).name, "weights": None, "norms": self.norms,
+            "dtype": self.dtype,
             "frequencies": [self.rope.scaling, *self.rope.frequencies.tolist()],
         }  # fmt: skip
         return {"model": model, "geometry": self.geometry.to_dict(),
@@ -142,19 +140,6 @@ class EngineModel:
         early, late = keys[[start, stop]].float().cpu()
         if (rotate_keys(early, self.rope, stop - start) - late).norm() > 0.05 * late.norm():
             raise UsageError("RoPE does not turn this model's keys by halves: kvp cannot move them")
-
-
-def list_untried(vllm_config: VllmConfig) -> Iterator[str]:
-    """What of a configuration was never run with contexts."""
-    from vllm.version import __version__
-
-    if not __version__.startswith("0.32."):
-        yield f"vLLM {__version__}"
-    if (device := str(vllm_config.device_config.device_type)) != "cpu":
-        yield device
-    cache = str(vllm_config.cache_config.cache_dtype)
-    if cache not in ("auto", "bfloat16", "fp8", "fp8_e4m3"):
-        yield f"--kv-cache-dtype {cache}"
 
 
 class BlockLayout:

@@ -87,15 +87,6 @@ def test_a_context_answers(allocator, nano, words):
     assert "4821973" in words.decode(answer[0, -4:])
 
 
-def test_messages_are_the_beginning_of_a_conversation(nano, words):
-    messages = [{"role": "user", "content": "The sky is blue. " * 30}]
-    context = compress(nano, words, messages, make_scorer("knorm"), 32)
-    whole = words.apply_chat_template(
-        [*messages, {"role": "assistant", "content": "Yes."}], tokenize=True, return_dict=True
-    )["input_ids"]
-    assert whole[: context.facts.tokens] == context.token_ids.tolist()
-
-
 def test_what_engines_cannot_hold_is_refused(nano, words, build):
     ids = torch.randint(0, 60, (1, N))
     uneven = prefill_and_evict(
@@ -168,18 +159,7 @@ def test_adapters_outside_of_the_model_are_refused(kind, config, qwen, words, fi
     assert load_context(context, adapted).get_seq_length() == 64
 
 
-def test_values_beyond_what_their_numbers_hold_are_refused(qwen, words, one_line):
-    qwen.model.layers[1].self_attn.v_proj.weight.fill_(1e38)
-    with one_line(CacheError, match="1.values has NaN or infinity"):
+def test_what_would_be_refused_is_not_written(qwen, words):
+    qwen.model.layers[1].self_attn.v_proj.weight.fill_(1e38)  # beyond what its numbers hold
+    with pytest.raises(CacheError, match=r"1\.values has NaN or infinity"):
         made(qwen, words, "streaming_llm")
-
-
-def test_tensors_that_changed_are_checked_again(qwen, words, tmp_path):
-    _, context = made(qwen, words)
-    before = context.placeholders
-    context.keys[0].mul_(2)
-    assert load_context(context.write(tmp_path), qwen).get_seq_length() == 64
-    context.keys[0].fill_(float("nan"))
-    with pytest.raises(CacheError, match=r"gets no file of this context .*0.keys has NaN"):
-        context.write(tmp_path)
-    assert context.placeholders == before
