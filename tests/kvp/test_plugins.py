@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import kvp.llamacpp
 from kvp import load_model, plugins
 from kvp.artifacts.addresses import place, size_of
 from kvp.data.metrics import rouge_scorer
@@ -42,7 +41,6 @@ def modules(tmp_path, monkeypatch):
         ("gguf", "model x.gguf", lambda: (Path("x.gguf").touch(), load_model("x.gguf"))),
         ("benchmarks", "--tasks scbench_summary", rouge_scorer.__wrapped__),
         ("object-stores", "s3://b", lambda: size_of(place("s3://b/x"))),
-        ("llama-cpp", "llama.cpp", lambda: kvp.llamacpp.shrink),
         ("ray", "--engine ray", lambda: do_with_ray(id, WorkersConfig(engine="ray"), "cpu", id)),
     ],
 )
