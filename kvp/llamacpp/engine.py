@@ -159,10 +159,7 @@ class Decoder:
             if rows.type not in PLAIN and (block := self._turned["keys"]):
                 heads = _transform_channels(heads, block)
             flat = heads.transpose(0, 1).flatten(1).numpy()
-            try:
-                data = quantize(flat, rows.type).view(np.uint8).reshape(rows.data.shape)
-            except NotImplementedError:
-                raise CacheError(f"kvp cannot write keys of type {rows.type.name}") from None
+            data = quantize(flat, rows.type).view(np.uint8).reshape(rows.data.shape)
             keys.append(replace(rows, data=data))
         return replace(state, keys=tuple(keys))
 

@@ -5,21 +5,25 @@ sequence; uint32 streams; per stream uint32 cells and, where there are any, per 
 uint32 1, int32 sequence; uint32 whether values are transposed, uint32 layers; per layer int32 type
 of keys, uint64 bytes of a row, a row per cell; the same of values, or where they are transposed
 int32 type, uint32 bytes of an element, uint32 rows, and a row of all cells per channel. Types are
-GGUF's. Only one stream holds cells of a sequence. Whatever differs is refused.
+GGUF's. Only one stream holds cells of a sequence. Another layout is refused.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from kvp.artifacts.files import foreign
 from kvp.errors import CacheError
 
 MAGIC = 0xAF143CD8
+FOREIGN = (
+    "has a layout that kvp cannot read: use a llama-cpp-python that kvp's extra `llama-cpp` "
+    "allows, and a model whose layers all see every token"
+)
 CELL = np.dtype([("position", "<i4"), ("sequences", "<u4"), ("sequence", "<i4")])
 
 
@@ -68,18 +72,19 @@ class SequenceState:
     def read(cls, data: np.ndarray) -> SequenceState:
         """Read the state `data` [bytes] uint8. Raises CacheError where the layout is another."""
         reader = _Reader(data)
-        if reader.number("<u4") != MAGIC:
-            _refuse("it does not begin with the expected number")
-        sequence, streams = reader.number("<i4"), reader.number("<u4")
         cells = None
-        for stream in range(streams):
-            count = reader.number("<u4")
-            if count and cells is not None:
-                _refuse("two streams hold cells")
-            if count:
-                cells = (stream, *_cells(reader, count, sequence))
-        if reader.offset != len(data):
-            _refuse(f"{len(data) - reader.offset} bytes are left over")
+        with foreign("llama.cpp's cache", CacheError, FOREIGN):
+            if reader.number("<u4") != MAGIC:
+                raise ValueError("it does not begin with the expected number")
+            sequence, streams = reader.number("<i4"), reader.number("<u4")
+            for stream in range(streams):
+                count = reader.number("<u4")
+                if count and cells is not None:
+                    raise ValueError("two streams hold cells")
+                if count:
+                    cells = (stream, *_cells(reader, count, sequence))
+            if reader.offset != len(data):
+                raise ValueError(f"{len(data) - reader.offset} bytes are left over")
         if cells is None:
             raise CacheError(f"sequence {sequence} of llama.cpp's cache is empty: read text first")
         return cls(sequence, streams, *cells)
@@ -126,32 +131,29 @@ class _Reader:
     def __init__(self, data: np.ndarray) -> None:
         self.data, self.offset = data, 0
 
-    def bytes(self, size: int) -> np.ndarray:
-        """The next `size` bytes: a view."""
-        if size > len(self.data) - self.offset:
-            _refuse("it ends early")
-        self.offset += size
-        return self.data[self.offset - size : self.offset]
+    def take(self, count: int, dtype: np.dtype | str = "u1") -> np.ndarray:
+        """The next `count` elements, a view; ValueError where there are fewer."""
+        found = np.frombuffer(self.data, dtype, count, self.offset)
+        self.offset += found.nbytes
+        return found
 
     def number(self, dtype: str) -> int:
         """The next number."""
-        return int(self.bytes(np.dtype(dtype).itemsize).view(dtype)[0])
+        return int(self.take(1, dtype)[0])
 
 
 def _cells(
     reader: _Reader, count: int, sequence: int
 ) -> tuple[np.ndarray, tuple[Rows, ...], tuple[Rows, ...]]:
     """Positions, keys and values of one stream's cells, by ascending position."""
-    cells = reader.bytes(count * CELL.itemsize).view(CELL)
+    cells = reader.take(count, CELL)
     if (cells["sequences"] != 1).any() or (cells["sequence"] != sequence).any():
-        _refuse("its cells carry more than a position and one sequence")
+        raise ValueError("its cells carry more than a position and one sequence")
     order = cells["position"].argsort(kind="stable")
     positions = cells["position"][order].copy()
     if positions[0] < 0 or (np.diff(positions) < 1).any():
-        _refuse("its positions do not differ")
+        raise ValueError("its positions do not differ")
     transposed, layers = reader.number("<u4"), reader.number("<u4")
-    if transposed > 1 or not 0 < layers < 10_000:
-        _refuse(f"it names {layers} layers")
     keys = tuple(_rows(reader, count) for _ in range(layers))
     read_values = _channels if transposed else _rows
     values = tuple(read_values(reader, count) for _ in range(layers))
@@ -160,34 +162,16 @@ def _cells(
     return positions, keys, values
 
 
-def _type(reader: _Reader) -> GGMLQuantizationType:
-    number = reader.number("<i4")
-    try:
-        return GGMLQuantizationType(number)
-    except ValueError:
-        _refuse(f"it names a type {number}")
-
-
 def _rows(reader: _Reader, count: int) -> Rows:
-    kind, width = _type(reader), reader.number("<u8")
-    if not width or width % GGML_QUANT_SIZES[kind][1]:
-        _refuse(f"a row of {kind.name} has {width} bytes")
-    return Rows(kind, reader.bytes(count * width).reshape(count, width))
+    kind, width = GGMLQuantizationType(reader.number("<i4")), reader.number("<u8")
+    return Rows(kind, reader.take(count * width).reshape(count, width))
 
 
 def _channels(reader: _Reader, count: int) -> Rows:
-    kind, size, channels = _type(reader), reader.number("<u4"), reader.number("<u4")
-    if (1, size) != GGML_QUANT_SIZES[kind]:
-        _refuse(f"an element of {kind.name} has {size} bytes")
-    return Rows(kind, reader.bytes(count * size * channels).reshape(channels, count, size))
+    kind = GGMLQuantizationType(reader.number("<i4"))
+    size, channels = reader.number("<u4"), reader.number("<u4")
+    return Rows(kind, reader.take(count * size * channels).reshape(channels, count, size))
 
 
 def _u4(*numbers: int) -> np.ndarray:
     return np.array(numbers, "<u4")
-
-
-def _refuse(why: str) -> NoReturn:
-    raise CacheError(
-        f"llama.cpp's cache has a layout that kvp cannot read ({why}): use a llama-cpp-python "
-        "that kvp's extra `llama-cpp` allows, and a model whose layers all see every token"
-    )

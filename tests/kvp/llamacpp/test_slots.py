@@ -1,14 +1,9 @@
-"""Slot files: their bytes, what is refused, and what a stock llama-server makes of them."""
+"""Slot files: their bytes, and what is refused; `recipes/engines/llama_server.py` asks a server."""
 
 import json
-import os
-import socket
 import struct
-import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import gguf
 import numpy as np
@@ -18,12 +13,11 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2ForC
 
 from kvp import load_model
 from kvp.errors import CacheError
-from kvp.hf.contexts import compress, load_context
+from kvp.hf.contexts import compress
 from kvp.llamacpp.slots import VERSION, write_slot
 from kvp.program.table import main
 from policies import make_scorer
 
-SERVER = os.environ.get("KVP_LLAMA_SERVER", "")
 TEXT = "One of the special magic numbers for lazy-cat is: 4821973. The grass is green. " * 5
 
 
@@ -185,52 +179,3 @@ def test_a_slot_is_of_the_same_rope(
             write_gguf(path, model, words, **changed)
             with pytest.raises(CacheError, match="of another model than this context: RoPE"):
                 write_slot(context, path, tmp_path)
-
-
-@pytest.fixture
-def server(file, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    running = subprocess.Popen(
-        [SERVER, "-m", file, "-c", "512", "-np", "1", "-fa", "on", "-t", "1", "--port", str(port),
-         "--no-warmup", "--slot-save-path", tmp_path],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-
-    def post(path, body):
-        request = Request(f"http://127.0.0.1:{port}{path}", json.dumps(body).encode())
-        with urlopen(request, timeout=60) as answer:
-            return json.load(answer)
-
-    for _ in range(120):
-        try:
-            urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
-            break
-        except OSError:
-            assert running.poll() is None
-            time.sleep(0.5)
-    yield post
-    running.terminate()
-    running.wait(30)
-
-
-@pytest.mark.skipif(not SERVER, reason="KVP_LLAMA_SERVER names no llama-server")
-def test_a_stock_server_goes_on_as_transformers_does(context, model, file, server, tmp_path):
-    name = write_slot(context, file, tmp_path).name
-    told = server("/slots/0?action=restore", {"filename": name})
-    assert told["n_restored"] == context.facts.kept
-    for question in ([30, 40, 50], [61, 62, 63, 64, 65]):  # the second one restores nothing
-        prompt = [*context.placeholders, *question]
-        told = server(
-            "/completion",
-            {"prompt": prompt, "cache_prompt": True, "n_predict": 1, "temperature": 0,
-             "n_probs": 20},
-        )  # fmt: skip
-        assert told["timings"]["prompt_n"] == len(question)
-        with torch.no_grad():
-            logits = model(
-                torch.tensor([question]), past_key_values=load_context(context, model)
-            ).logits[0, -1]
-        expected = logits.log_softmax(-1)
-        for one in told["completion_probabilities"][0]["top_logprobs"]:
-            assert one["logprob"] == pytest.approx(float(expected[one["id"]]), abs=0.02)
