@@ -22,10 +22,9 @@ from itertools import count, islice, takewhile
 from math import isclose
 from operator import eq
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Any
 
 import torch
-from pydantic import AfterValidator, ConfigDict, Field, create_model
 from torch import Tensor
 
 from kvp.artifacts.files import digest_json, foreign
@@ -34,7 +33,6 @@ from kvp.artifacts.tensors import sealed_safetensors, tensors_digest, write_seal
 from kvp.budgets import Budget
 from kvp.errors import CacheError, UsageError
 from kvp.geometry import Geometry
-from kvp.program.names import plain_name
 from kvp.ranking import Allocator, WholeBlocks
 from kvp.rope import Rope
 
@@ -47,32 +45,13 @@ MULTIPLE = 32
 _DIGEST_BITS = 128
 _CHECKED = 8
 """Placeholders that must fit the checksum before a prompt is taken for one of a context."""
-Turned = Literal["default", "linear", "llama3", "yarn"]
+TURNED = ("default", "linear", "llama3", "yarn")
 """Kinds of RoPE whose frequencies do not depend on the length of the input."""
-
-_STRICT = ConfigDict(strict=True)
-_Name = Annotated[str, AfterValidator(plain_name)]
-_Count = Annotated[int, Field(gt=0, le=2**31)]
-_MODEL = create_model(
-    "Model", __config__=_STRICT, id=_Name, weights=(str | None, ...), norms=(str | None, ...),
-    dtype=Literal["float16", "bfloat16", "float32", "float64"],
-    frequencies=(list[float] | None, None), buffers=(str | None, None),
-)  # fmt: skip
-_ROPE = create_model(
-    "Rope", __config__=_STRICT, rope_type=Turned, rope_theta=(Annotated[float, Field(gt=0)], 1.0)
-)
-_FACTS = create_model(
-    "Facts", __config__=_STRICT, model=_MODEL, rope=_ROPE, policy=_Name, budget=_Name,
-    geometry=Annotated[dict[str, Any], AfterValidator(Geometry.from_dict)],
-    vocabulary=Annotated[int, Field(ge=4, le=2**31)], tokenizer=(str | None, ...),
-    tokens=_Count, kept=_Count, counts=(list[list[_Count]] | None, None),
-)  # fmt: skip
-"""What `ContextFacts` can be."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContextFacts:
-    """What a context file says of its tensors; ValueError where that cannot be."""
+    """What a context file says of its tensors."""
 
     model: Mapping[str, Any]
     """`id`, digests of `weights`, `norms` (`norms_digest`) and `buffers`, `dtype`, and scaling and
@@ -95,21 +74,6 @@ class ContextFacts:
     """k, tokens that every KV head keeps, or the rows of the blocks that `counts` fill."""
     counts: Sequence[Sequence[int]] | None = None
     """Tokens of every layer and KV head, multiples of `MULTIPLE`; None where all keep k."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError, also where too few tokens are kept to be named, or more than N."""
-        _FACTS.model_validate(vars(self))
-        least = _alphabet(self.vocabulary)[-1] + _CHECKED
-        if not least <= self.kept <= self.tokens:
-            raise ValueError(f"{self.kept} of {self.tokens} tokens are kept, {least} is the least")
-        if self.counts is not None:
-            size = Geometry.from_dict(self.geometry)
-            every = [count for layer in self.counts for count in layer]
-            shape = [len(layer) for layer in self.counts] == [size.kv_heads] * size.layers
-            if not shape or any(count % MULTIPLE or count > self.tokens for count in every):
-                raise ValueError("counts are not whole blocks of every layer and head")
-            if self.kept != blocks_of(every) * MULTIPLE or len({*every}) == 1:
-                raise ValueError(f"counts do not fill the blocks of {self.kept} rows")
 
     def check(
         self, *, model: Mapping[str, Any], geometry: Mapping[str, Any], vocabulary: int,
@@ -167,26 +131,6 @@ class Context:
     token_ids: Tensor
     """[N] int64 tokens of the context as it was read."""
 
-    def check(self) -> Self:
-        """Itself; ValueError for tensors that are not those of the facts, or not finite."""
-        facts, size = self.facts, Geometry.from_dict(self.facts.geometry)
-        if not len(self.keys) == len(self.values) == size.layers:
-            raise ValueError(f"it has {len(self.keys)} layers, its model {size.layers}")
-        for name, part in self.tensors.items():
-            shape, dtype = [facts.tokens], torch.int64
-            if name != "token_ids":
-                rows = facts.rows[int(name.partition(".")[0])]
-                shape, dtype = [rows, size.head_dim], getattr(torch, facts.model["dtype"])
-                if facts.counts is None:
-                    shape[:1] = [facts.kept, size.kv_heads]
-            if ([*part.shape], part.dtype) != (shape, dtype):
-                raise ValueError(f"{name} is {[*part.shape]} {part.dtype}, not {shape} {dtype}")
-            if not bool(part.isfinite().all()):
-                raise ValueError(f"{name} has NaN or infinity")
-        if not bool(((self.token_ids >= 0) & (self.token_ids < facts.vocabulary)).all()):
-            raise ValueError("token_ids are not in the vocabulary")
-        return self
-
     @property
     def tensors(self) -> dict[str, Tensor]:
         """By their names in the file (docs/engines.md)."""
@@ -218,7 +162,7 @@ class Context:
     def write(self, folder: Path | str) -> Path:
         """Write the file into `folder`, under its name; the path. CacheError where that fails."""
         with foreign(folder, CacheError, "gets no file of this context", "written"):
-            path = Path(folder) / f"{self.check().name}{SUFFIX}"
+            path = Path(folder) / f"{self.name}{SUFFIX}"
             path.parent.mkdir(parents=True, exist_ok=True)
             checksums = {"tensors": self.checksum, "digest": self.digest}
             version = FORMAT.older if self.facts.counts is None else FORMAT.version
@@ -238,7 +182,7 @@ def pack_context(
 
     `embedding` is that of the keys, `facts` are the others of `ContextFacts`. Raises UsageError
     where heads keep different numbers of tokens that are not multiples of `MULTIPLE`, CacheError
-    where that cannot be a context.
+    where a number is not finite.
     """
     keys, values, counts = [], [], []
     for all_keys, all_values, held in layers:
@@ -249,7 +193,8 @@ def pack_context(
     even = len({*every}) == 1
     if not even and any(count % MULTIPLE for count in every):
         raise UsageError(f"heads keep other multiples of {MULTIPLE}: give compress the allocator")
-    kept = every[0] if even else blocks_of(every) * MULTIPLE
+    kept = -(-sum(every) // (len(every) * MULTIPLE)) * MULTIPLE  # rows of whole blocks
+    kept = every[0] if even else kept
     keys = [rotate_keys(rows, embedding, kept - len(token_ids)) for rows in keys]
     if even:
         heads = len(counts[0])
@@ -258,9 +203,13 @@ def pack_context(
             for side in (keys, values)
         )
     facts |= {"counts": None if even else counts, "tokens": len(token_ids), "kept": kept}
-    with foreign("this context", CacheError, "is not what engines go on from"):
-        known = ContextFacts(**facts)
-        return Context(facts=known, keys=keys, values=values, token_ids=token_ids).check()
+    context = Context(facts=ContextFacts(**facts), keys=keys, values=values, token_ids=token_ids)
+    for name, part in context.tensors.items():
+        if not bool(part.isfinite().all()):
+            raise CacheError(
+                f"this context is not what engines go on from: {name} has NaN or infinity"
+            )
+    return context
 
 
 def kept_rows(budget: Budget, tokens: int, least: int = 0) -> int:
@@ -277,11 +226,6 @@ def whole_blocks(allocator: Allocator | None, kept: int, tokens: int) -> WholeBl
     None without an allocator, and where every token stays.
     """
     return None if allocator is None or kept == tokens else WholeBlocks(allocator, MULTIPLE)
-
-
-def blocks_of(counts: Sequence[int]) -> int:
-    """Blocks of `MULTIPLE` rows in every layer and head that hold these counts, one of each."""
-    return -(-sum(counts) // (len(counts) * MULTIPLE))
 
 
 def read_facts(path: Path) -> ContextFacts:
@@ -307,7 +251,7 @@ def read_context(path: Path, most: float = float("inf")) -> Context:
         layers = range(Geometry.from_dict(facts.geometry).layers)
         keys = [tensors.pop(f"{layer}.keys") for layer in layers]
         values = [tensors.pop(f"{layer}.values") for layer in layers]
-        return Context(facts=facts, keys=keys, values=values, **tensors).check()  # with token_ids
+        return Context(facts=facts, keys=keys, values=values, **tensors)  # with token_ids
 
 
 _opened = partial(sealed_safetensors, error=CacheError, kind=FORMAT, writer="kvp compress")
@@ -330,7 +274,7 @@ def _digest(facts: ContextFacts, tensors: str) -> str:
 def can_turn(config: Any) -> bool:  # noqa: ANN401 (transformers' of any model, also in engines)
     """Whether RoPE turns all keys of a text model by one position, the same way at any length."""
     rope = getattr(config, "rope_parameters", None) or {}
-    known = rope.get("rope_type", "default" if rope else "none") in get_args(Turned)
+    known = rope.get("rope_type", "default" if rope else "none") in TURNED
     scaled = getattr(config, "attn_temperature_tuning", None)  # by the position, Llama 4
     rotated = all(getattr(config, "no_rope_layers", None) or ())  # 0 of layers without, SmolLM3
     return known and rotated and not scaled and "mrope_section" not in rope
@@ -385,10 +329,13 @@ def is_norm(name: str) -> bool:
 def placeholder_ids(digest: str, count: int, vocabulary: int) -> list[int]:
     """`count` token ids that name a context: its digest first, then a checksum of it.
 
-    They lie in the middle half of the vocabulary, where no family has special tokens.
+    They lie in the middle half of the vocabulary, where no family has special tokens. Raises
+    CacheError for so few that nobody could tell them from ordinary text.
     """
     bits, base, span, head = _alphabet(vocabulary)
     number = int(digest[: _DIGEST_BITS // 4], 16)
+    if count < head + _CHECKED:
+        raise CacheError(f"{count} tokens cannot name a context: keep {head + _CHECKED} or more")
     ids = [base + (number >> (bits * place)) % (1 << bits) for place in range(head)]
     return [*ids, *islice(_checks(digest, base, span), count - head)]
 

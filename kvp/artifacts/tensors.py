@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -98,15 +97,6 @@ def _header(stream: BinaryIO) -> tuple[bytes, dict[str, Any], int]:
     if len(head) + size != os.fstat(stream.fileno()).st_size:
         raise ValueError("it is not as long as its header says")
     return head, entries, size
-
-
-def read_some(
-    path: Path, error: type[KvpError], wanted: Callable[[str], bool]
-) -> dict[str, Tensor]:
-    """Tensors of a file whose names are `wanted`, without reading others; raises `error`."""
-    what = "is not a readable safetensors file"
-    with foreign(path, error, what, done="read"), safe_open(path, "pt") as file:
-        return {name: file.get_tensor(name).clone() for name in file.offset_keys() if wanted(name)}
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -106,8 +106,7 @@ def context_of(
 
     Raises UsageError where the cache has another number of tokens, several rows, or heads whose
     different numbers of tokens are not multiples of `MULTIPLE`; CacheError where keys or values are
-    not finite or not in the model's dtype; ModelError as `check_model` and for soft
-    prompts.
+    not finite; ModelError as `check_model` and for soft prompts.
     """
     inner = unwrap_model(model)
     check_model(inner)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from kvp.artifacts.tensors import read_some
 from kvp.contexts import MULTIPLE, can_turn, is_norm, norms_digest, rope_facts, rotate_keys
-from kvp.errors import CacheError, UsageError
+from kvp.errors import UsageError
 from kvp.geometry import Geometry, check_geometry
 from kvp.ranking import Allocator
 from kvp.rope import Rope
@@ -102,8 +102,10 @@ class EngineModel:
                 folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
             norms: dict[str, Tensor] = {}
             for path in sorted(folder.glob("*.safetensors")):
-                norms |= read_some(path, CacheError, is_norm)
-        except (OSError, ValueError, CacheError):
+                with safe_open(path, "pt") as file:
+                    names = filter(is_norm, file.offset_keys())
+                    norms |= {name: file.get_tensor(name).clone() for name in names}
+        except (OSError, ValueError, SafetensorError):
             return None
         return norms_digest(norms) if norms else None
 

@@ -142,17 +142,6 @@ def test_a_file_may_be_overwritten_while_it_is_read(context, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "counts",
-    [[[32, 64]], [[32, 64], [96]], [[32, 64], [96, 33]], [[32, 64], [192, 32]], [[64, 64]] * 2,
-     [[32, 64], [96, 0]], [[32, 32], [32, 32]], [[32, 64], [96, 128]], "32"],
-)  # fmt: skip
-def test_counts_that_fill_no_blocks_are_refused(context, counts):
-    """The last but one fill three blocks in every head, of which facts say two."""
-    with pytest.raises(ValueError, match="count"):
-        replace(context.facts, counts=counts)
-
-
-@pytest.mark.parametrize(
     ("budget", "tokens", "kept"),
     [("12.5%", 1000, 128), ("100%", 1000, 1000), ("1", 1000, 32), ("999", 40, 40)],
 )
