@@ -153,7 +153,6 @@ def _config(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa
 
 
 def __dir__() -> list[str]:
-    """Public names, imported or not."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 

@@ -26,7 +26,6 @@ class Budget:
     """Share of the cache in percent, in (0, 100]; decimal, so that 12.5% of 508 is exactly 63.5."""
 
     def __post_init__(self) -> None:
-        """Raise UsageError on a field out of range."""
         if self.count is not None and self.count < 1:
             raise UsageError(f"a budget keeps at least 1 token, got {self.count}")
         if self.percent is not None and not 0 < self.percent <= 100:
@@ -70,11 +69,7 @@ def parse_budget(text: str | int | float | Budget) -> Budget:
 
 
 def parse_budgets(texts: str | Iterable[str | int]) -> tuple[Budget, ...]:
-    """Read several budgets, comma separated or as a list; duplicates are dropped.
-
-    Raises:
-        UsageError: one of them cannot be read, or there is none.
-    """
+    """Budgets, comma separated or in a list, without repeats; UsageError where there is none."""
     words = texts.split(",") if isinstance(texts, str) else [str(text) for text in texts]
     budgets = tuple(dict.fromkeys(parse_budget(word) for word in words if word.strip()))
     if not budgets:

@@ -35,10 +35,7 @@ class Geometry:
     """Which layers of the model those are, ascending; empty where they are its first ones."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError on sizes or layers that cannot be those of a model.
-
-        Sizes are positive, KV heads divide the query heads, and layer indices ascend.
-        """
+        """Raise ValueError on sizes or layers that cannot be those of a model."""
         indices = tuple(self.layer_indices)
         sizes = (self.layers, self.query_heads, self.kv_heads, self.head_dim)
         if {*map(type, (*sizes, *indices))} != {int} or max(sizes) > 2**20:
@@ -90,10 +87,7 @@ class Geometry:
 
 
 def check_geometry(scorer: Any, geometry: Geometry) -> None:  # noqa: ANN401
-    """Raise PolicyError, naming both, where a scorer was trained for another geometry.
-
-    Learned ones tell theirs (`geometry`, and a `label`); all others rank the heads of any model.
-    """
+    """Raise PolicyError, naming both, where a learned scorer was trained for another geometry."""
     trained = getattr(scorer, "geometry", None)
     if isinstance(trained, Geometry) and trained != geometry:
         raise PolicyError(

@@ -41,15 +41,9 @@ def grid_budgets(tokens: int) -> list[int]:
 def lost_importance(
     importance: Tensor, scored: Iterable[tuple[Tensor, int]], protection: Protection
 ) -> Tensor:
-    """Importance lost at every budget, E_b for b = 0..N.
+    """Importance lost at every budget, E_b for b = 0..N: [..., N] -> [..., N + 1] float64.
 
-    Args:
-        importance: [..., N] float, >= 0.
-        scored: scores [..., N] and the largest budget they serve, ascending; the last serves N.
-        protection: tokens that come first in every ranking.
-
-    Returns:
-        [..., N + 1] float64.
+    `scored` has scores [..., N] and the largest budget they serve, ascending; the last serves N.
     """
     importance = importance.double()
     tokens = importance.shape[-1]
@@ -74,13 +68,8 @@ def attention_lost(lost: Tensor) -> Tensor:
 def skill(importance: Tensor, lost: Tensor, protection: Protection = UNPROTECTED) -> Tensor:
     """(chance - cost) / (chance - ideal) of rankings with these tokens protected.
 
-    Args:
-        importance: [..., N] float, >= 0.
-        lost: [..., N + 1] float64, E_b of the ranking under the same protection.
-        protection: tokens that come first; they count inside every budget.
-
-    Returns:
-        [...] float64, <= 1; NaN for heads without signal (`has_signal`).
+    Importance [..., N] >= 0 and E_b of the ranking, [..., N + 1] float64 -> [...] float64, <= 1;
+    NaN for heads without signal (`has_signal`).
     """
     tokens = importance.shape[-1]
     competing = importance[..., protection.competing(tokens)].double()  # [..., N - p]

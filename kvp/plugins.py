@@ -42,7 +42,6 @@ class Registry:
     flag: str
     """Flag that names a component, for messages: `--label`."""
     builtin: Mapping[str, str]
-    """Name -> `module:attribute`."""
 
     def check(self, name: str) -> None:
         """Raise ValueError unless a name can stand for a component; nothing is imported."""
@@ -50,10 +49,7 @@ class Registry:
             raise ValueError(f"{self.flag} {name!r} is unknown{name_meant(name, self.builtin)}")
 
     def load(self, name: str) -> Any:  # noqa: ANN401
-        """The component of a name.
-
-        Raises UsageError, naming the flag, where there is none or its module cannot be imported.
-        """
+        """The component of a name; UsageError, naming the flag, where it cannot be imported."""
         if name in self.builtin:
             return _attribute(self.builtin[name])
         if not is_object_name(name):
@@ -81,8 +77,7 @@ def module_exists(name: str) -> bool:
 
 def import_object(name: str, what: str) -> Any:  # noqa: ANN401
     """The object `package.module:Name`; the working folder is searched after installed packages.
-
-    Raises UsageError, which begins with `what` and the name, where it cannot be imported.
+    UsageError begins with `what` and the name.
     """
     try:
         with _working_folder():
@@ -94,10 +89,7 @@ def import_object(name: str, what: str) -> Any:  # noqa: ANN401
 
 
 def instance_of(thing: object, label: str, options: Mapping[str, Any] | None = None) -> object:
-    """The object itself, or one of a class, made with `options`; `label` begins a message.
-
-    Raises UsageError where it cannot be made, or is an object and options are given.
-    """
+    """The object itself, or one of a class, made with `options`; UsageError begins with `label`."""
     if not isinstance(thing, type):
         if options:
             raise UsageError(f"{label} is an object; options are for classes")
@@ -213,10 +205,7 @@ def prefer_own_packages() -> None:
 
 
 def import_own(name: str) -> ModuleType:
-    """Import a module of one of the four packages, or of `kvp`.
-
-    Raises ImportError where a module of another origin has taken the package's name already.
-    """
+    """Import a module of kvp or of the four packages; ImportError where others took the name."""
     package = name.partition(".")[0]
     loaded = sys.modules.get(package)
     origin = getattr(loaded, "__file__", None)

@@ -39,12 +39,9 @@ class Protection:
     """Tokens that are always kept (KVP paper, appendix A.2: first 4 and last 16)."""
 
     sinks: int = 4
-    """First tokens of the cache."""
     recents: int = 16
-    """Most recent tokens of the cache."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError on negative counts."""
         if self.sinks < 0 or self.recents < 0:
             raise ValueError(f"protected tokens cannot be negative, got {self}")
 
@@ -206,10 +203,7 @@ class WholeBlocks:
         return getattr(self.allocator, name)
 
     def allocate(self, request: Request) -> Tensor:
-        """Tokens of each head: [L, H] int64, multiples of `size`.
-
-        Raises UsageError where the context has no blocks for the floor of every head.
-        """
+        """Counts [L, H] int64, multiples of `size`; UsageError where not every floor fits."""
         counts, tokens = allocated_counts(self.allocator, request), request.scores.shape[-1]
         least, most = -(-request.floor // self.size), tokens // self.size
         if least > most:
@@ -221,16 +215,11 @@ class WholeBlocks:
 
 
 def apportion(shares: Tensor, total: int, *, minimum: int, maximum: int) -> Tensor:
-    """Integers in proportion to `shares` with an exact sum: largest remainders, ties to the first.
+    """Integers [n] in proportion to `shares` [n]: largest remainders, ties to the first.
 
-    Args:
-        shares: [n] non-negative float64, not all 0. Remainders within 1e-9 tie, for rounded shares.
-        total: sum to reach, n * minimum <= total <= n * maximum.
-        minimum: smallest allowed count.
-        maximum: largest allowed count.
-
-    Returns:
-        [n] int64. Raises ValueError on other shares, and when the bounds leave no solution.
+    Their sum is `total`. Shares are float64, 0 or more, not all 0; remainders within 1e-9 tie, for
+    rounded shares. Raises ValueError on others, and when no counts from `minimum` to `maximum` have
+    this sum.
     """
     count = shares.shape[0]
     if not count * minimum <= total <= count * maximum:
@@ -249,17 +238,12 @@ def apportion(shares: Tensor, total: int, *, minimum: int, maximum: int) -> Tens
 
 
 def winners(scores: Tensor, total: int, *, guaranteed: int) -> Tensor:
-    """Tokens of every head among the best `total` tokens of all heads that compete.
+    """Tokens of every head among the best `total` of all heads that compete: [C, U] int64.
 
-    Ties go to the newer token, then to the lower layer, then to the lower head.
-
-    Args:
-        scores: [C, U, N] higher = keep, without NaN: C separate competitions of U heads each.
-        total: tokens to keep per competition, U * guaranteed <= total <= U * N.
-        guaranteed: tokens of every head that are kept before heads compete.
-
-    Returns:
-        [C, U] int64, guaranteed <= count <= N, sum `total` over U. Time and memory O(C U N).
+    Scores [C, U, N], higher = keep, without NaN, are of C separate competitions of U heads each;
+    `guaranteed` tokens of every head are kept before heads compete, and U * guaranteed <= total <=
+    U * N. Ties go to the newer token, then to the lower layer, then to the lower head. Time and
+    memory O(C U N).
     """
     competitions, heads, tokens = scores.shape
     newest_first = scores.flip(-1)
@@ -325,14 +309,7 @@ class Selection:
     """One prompt's tokens, ranked under one protection; serves every allocator and budget."""
 
     def __init__(self, scores: Tensor, protection: Protection, sizes: Sizes | None = None) -> None:
-        """Rank the tokens of every head.
-
-        Args:
-            scores: [L, H, N] floats, higher = keep; further leading axes where there is no
-                allocator.
-            protection: tokens that come before all others.
-            sizes: the scorer's own sizes, where it has them (`kvp.scoring.SelfSizing`).
-        """
+        """Rank scores [L, H, N], higher = keep; more leading axes where there is no allocator."""
         self._scores, self._protection, self._sizes = scores, protection, sizes
         self._shared: dict[str, Selection] = {}
 
@@ -362,10 +339,7 @@ class Selection:
         return self._shared[name]
 
     def counts(self, budget: int, allocator: Allocator | None = None) -> Tensor:
-        """Tokens per layer and KV head at a budget (tokens per KV head): [L, H] int64.
-
-        Raises UsageError on counts of an allocator that cannot be kept.
-        """
+        """Tokens per layer and KV head at `budget`: [L, H] int64; errors as `allocated_counts`."""
         *heads, tokens = self._scores.shape
         if allocator is None:
             return torch.full(heads, min(budget, tokens), device=self._scores.device)
@@ -381,10 +355,7 @@ class Selection:
         return allocated_counts(allocator, request)
 
     def tokens(self, budget: int, allocator: Allocator | None = None) -> Tensor:
-        """Tokens that stay: [L, H, S] int64 ascending, S the largest count, -1 after a head's last.
-
-        Raises UsageError as `counts`.
-        """
+        """Tokens that stay: [L, H, S] int64, ascending, then -1; errors as `counts`."""
         return self._pool_by(allocator).tokens_of(self.counts(budget, allocator))
 
     def tokens_of(self, counts: Tensor) -> Tensor:

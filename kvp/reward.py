@@ -28,13 +28,9 @@ RATIO_FLOOR = -200.0
 def log_prob(scores: Tensor, ranking: Tensor) -> Tensor:
     """Log-probability of rankings: sum_i [s_{σ_i} - logsumexp_{j>=i} s_{σ_j}] (equation 2), O(N).
 
-    Args:
-        scores: [..., N] float; half precision is computed in float32. Differentiable.
-        ranking: [..., N] int64 token indices, most important first; extra leading axes (samples)
-            broadcast over the scores.
-
-    Returns:
-        [...] natural-log probabilities, one per ranking.
+    Scores [..., N], differentiable, half precision computed in float32; rankings [..., N] int64,
+    most important token first, whose extra leading axes (samples) broadcast -> natural logarithms
+    [...].
     """
     ranked = _single_precision(scores).expand(ranking.shape).gather(-1, ranking)
     log_rest = ranked.flip(-1).logcumsumexp(-1).flip(-1)
@@ -52,21 +48,13 @@ def gumbel_sort(
 ) -> Tensor:
     """Draw rankings: sort s_i + g_i in descending order, g_i ~ Gumbel(0, 1) (equation 3).
 
-    With `shard` and `of` the scores are those of the heads `shard` among `of` heads: the noise of
-    all heads is drawn, so that a shard gets the rankings that the whole model would give it.
+    Scores [..., N], half precision computed in float32 -> [K, ..., N] int64, K = `samples`, most
+    important token first, independent over K. With `shard` and `of` the scores are those of the
+    heads `shard` among `of` heads: the noise of all heads is drawn, on the generator's device, so
+    that a shard gets the rankings that the whole model would give it.
 
-    Noise is minus the log of a unit exponential, which keeps its upper tail in float32
-    (-log(-log u) of a float32 uniform cannot exceed 16).
-
-    Args:
-        scores: [..., N] float; half precision is computed in float32.
-        samples: K >= 1, rankings per context.
-        generator: source of the noise; the noise is drawn on the generator's device.
-        shard: indices on the first axis of the scores [A, N] among the heads of the model.
-        of: heads of the model.
-
-    Returns:
-        [K, ..., N] int64 token indices, most important first, independent over K.
+    Noise is minus the log of a unit exponential, which keeps its upper tail in float32 (-log(-log
+    u) of a float32 uniform cannot exceed 16).
     """
     shape = scores.shape if of is None else (of, *scores.shape[1:])
     source = scores.device if generator is None else generator.device
@@ -82,14 +70,10 @@ def _single_precision(scores: Tensor) -> Tensor:
 
 
 def all_budgets_cost(importance: Tensor, ranking: Tensor) -> Tensor:
-    """Importance lost, summed over the budgets 1..N-1: sum_r (r-1) w_{σ_r}  (equation 4).
+    """Importance lost, summed over the budgets 1..N-1: sum_r (r-1) w_{σ_r} (equation 4).
 
-    Args:
-        importance: [..., N] float32 or float64, >= 0.
-        ranking: [..., N] int64 token indices, most important first.
-
-    Returns:
-        [...] costs in the importance's dtype.
+    Importance [..., N] float32 or float64, >= 0, and rankings [..., N] int64 -> costs [...] in the
+    dtype of the importance.
     """
     ranked = _rank_importance(importance, ranking)
     # Not a matrix product, which would round a row by the number of other rows.
@@ -144,11 +128,7 @@ def ratio_of_cost(importance: Tensor, cost: Tensor) -> Tensor:
 def rloo_advantages(rewards: Tensor) -> Tensor:
     """Reward minus the mean reward of the other K-1 rankings of the same context (equation 6).
 
-    Args:
-        rewards: [K, ...] float, K >= 2 rankings per context.
-
-    Returns:
-        [K, ...] advantages; they sum to zero over K.
+    Rewards [K, ...], K >= 2 rankings per context -> advantages [K, ...], which sum to zero over K.
     """
     samples = rewards.shape[0]
     return (rewards - rewards.mean(0)) * (samples / (samples - 1))
@@ -179,16 +159,9 @@ def expected_cost(importance: Tensor, scores: Tensor, block: int = 256) -> Tenso
     mean is sum_i w_i sum_{j != i} sigmoid(s_j - s_i). The paper does not use this; RLOO (its
     equation 6) is an unbiased estimate of the gradient of exactly this function.
 
-    O(N^2) time; the gradient is accumulated in the same pass, so that memory stays at two tiles of
-    `block` x N whatever N is (also for the backward pass).
-
-    Args:
-        importance: [..., N] float32 or float64, >= 0. Not differentiated.
-        scores: [..., N], same shape and dtype as the importance.
-        block: tokens handled at a time.
-
-    Returns:
-        [...] mean costs.
+    Importance, not differentiated, and scores [..., N] of one dtype -> [...]. O(N^2) time; the
+    gradient is accumulated in the same pass, so memory stays at two tiles of `block` x N, also for
+    the backward pass.
     """
     cost: Tensor = _ExpectedCost.apply(importance, scores, block)  # type: ignore[no-untyped-call]
     return cost

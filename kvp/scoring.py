@@ -47,7 +47,6 @@ class Noise:
     tokens: int = 64
     """Random tokens, drawn uniformly from the ordinary vocabulary."""
     seed: int = 0
-    """Seed of the draw."""
     beginning: float = 0.0
     """Above 0: this share of the prompt, its first tokens, is fed in place of random ones."""
 
@@ -80,7 +79,6 @@ class Needs:
     """Consecutive layers that take over the scores of the first of them, or `AUTO_GROUP`."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for `queries=True`: how many is a number."""
         if isinstance(self.queries, bool):
             raise ValueError("Needs(queries=N) is a number of tokens, or ALL_QUERIES")
 
@@ -136,7 +134,6 @@ class View:
     rope: Rope | None = None
     """The model's rotary embedding at this length."""
     hidden: HiddenStates | None = None
-    """Statistics of the hidden states of this layer."""
     reconstruction: Tensor | None = None
     """[B, H, N] float32 largest attention, over query group and repeating tokens."""
     noise: Tensor | None = None

@@ -1,14 +1,13 @@
 """Where artefacts lie: a path on a disk, or an address in an object store.
 
-The one place that knows what an address is: `s3://bucket/prefix` or `gs://bucket/prefix`.
-`ObjectPath` has the methods of `pathlib.Path` that whole files need, so code that reads and writes
-whole files is the same for both; `pathlib.Path("s3://a/b")` would lose a slash.
+The one place that knows what an address is: `s3://bucket/prefix` or `gs://bucket/prefix`. Code that
+reads and writes whole files is the same for both, by methods that `ObjectPath` shares with
+`pathlib.Path`.
 
 Buckets are asked by obstore. Credentials and endpoints come from the environment, as it reads them
 (docs/scaling.md). What fails for a while (5xx, cut connections, no answer) is asked again with
-growing pauses, for `KVP_RETRY_SECONDS`; what fails for good is an AddressError of one line. An
-object appears whole or not at all, and a list shows what was written before (S3 and GCS promise
-both). Imports no torch.
+growing pauses, for `KVP_RETRY_SECONDS`. An object appears whole or not at all, and a list shows
+what was written before (S3 and GCS promise both). Imports no torch.
 """
 
 from __future__ import annotations
@@ -42,11 +41,10 @@ _CREDENTIALS = {
 
 @dataclass(frozen=True)
 class ObjectPath:
-    """A file or folder of an object store; immutable, and cheap to copy to other processes.
+    """A file or folder of an object store; a folder is there as long as an object lies below it.
 
-    There are no folders: one is there as long as an object lies below it. Methods named as those
-    of `pathlib.Path` do the same. All that ask the store raise AddressError in one line when it
-    cannot be asked, once retries are spent.
+    Methods named as those of `pathlib.Path` do the same. All that ask the store raise AddressError
+    in one line once retries are spent.
     """
 
     root: str
@@ -55,11 +53,9 @@ class ObjectPath:
     """The path in it."""
 
     def __str__(self) -> str:
-        """The address."""
         return f"{self.root}/{self.key}" if self.key else self.root
 
     def __truediv__(self, name: str) -> ObjectPath:
-        """A path below it."""
         return ObjectPath(self.root, f"{self.key}/{name}" if self.key else name)
 
     @property
@@ -143,18 +139,12 @@ Place = Path | ObjectPath
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is written as an address of an object store.
-
-    Those of kinds that kvp does not know are, too, so that they are not taken for paths.
-    """
+    """Whether a text is written as an address, also of a kind that kvp does not know."""
     return _ADDRESS.fullmatch(text) is not None
 
 
 def place(name: str | Place) -> Place:
-    """The place that a user names: a path, or an address with `://` in it.
-
-    Raises AddressError for an address of an unknown kind or without a bucket.
-    """
+    """The place of a path or an address; AddressError for an unknown kind or no bucket."""
     if not isinstance(name, str):
         return name
     if not (match := _ADDRESS.fullmatch(name)):
@@ -201,10 +191,7 @@ def read_ranges(path: Place, spans: Sequence[tuple[int, int]]) -> list[bytes]:
 
 
 def files_below(folder: Place) -> Iterator[tuple[str, int]]:
-    """POSIX paths, relative to a folder, and bytes of all files in it; what vanishes is left out.
-
-    One request per thousand objects in an object store.
-    """
+    """POSIX paths, relative to a folder, and bytes of all its files; what vanishes is left out."""
     if isinstance(folder, ObjectPath):
         prefix = f"{folder.key}/" if folder.key else ""
         pages = folder.ask(lambda store: [*store.list(prefix or None)])
@@ -218,10 +205,7 @@ def files_below(folder: Place) -> Iterator[tuple[str, int]]:
 
 @lru_cache(maxsize=64)
 def opened(address: str, process: int) -> Any:  # noqa: ANN401 - a store of obstore
-    """A bucket, or a folder in it, as obstore knows it; once per process.
-
-    Connections do not survive a fork. `opened.cache_clear()` has the environment read again.
-    """
+    """A bucket or folder as obstore knows it, once per process: a fork ends connections."""
     del process
     from obstore.store import from_url
 

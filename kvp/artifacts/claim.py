@@ -159,19 +159,14 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         return folder
 
     def begin(self, content: Mapping[str, Any]) -> bool:
-        """Write the marker of a new folder; False where there is one, which stays.
-
-        Raises the kind's error where that one's identity is not the one in `content`.
-        """
+        """Write the marker of a new folder, False where there is one; errors as `refresh`."""
         made = write_sealed_json(self.path / self._kind.marker, content, new=True)
         self.refresh(content["identity"])
         return made
 
     def refresh(self, identity: Mapping[str, Any]) -> None:
-        """Read the marker again, and compare it with what is known of the identity by now.
-
-        Raises the kind's error where `optional` entries differ, which the claim did not know yet,
-        or where another worker has begun the folder with other settings meanwhile.
+        """Read the marker again; the kind's error where it differs from what is known by now, in
+        `optional` entries or because another worker has begun the folder meanwhile.
         """
         marker = self.existing_marker = self._kind.read_marker(self.path)
         if marker and (different := self._kind.differences(marker, identity)):
@@ -198,9 +193,8 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             copy_files(self.local, self.path, names)
 
     def release(self) -> None:
-        """Let other writers in; safe to call twice. A folder made for nothing goes.
-
-        Who leaves last deletes what killed writers left half-written.
+        """Let other writers in; safe to call twice. A folder made for nothing goes, and with the
+        last writer what killed ones left half-written.
         """
         if self._copy is not None:
             rmtree(self._copy, ignore_errors=True)
@@ -220,7 +214,6 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
                 empty.rmdir()
 
     def __exit__(self, *error: object) -> None:
-        """Release; errors as `check`, unless the block ends with one of its own."""
         try:
             if error[0] is None:
                 self.check()
@@ -240,10 +233,7 @@ def _locked(handle: int, mode: int) -> bool:
 def check_folder(
     path: Place, kind: FolderKind, identity: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """The marker of a folder, None where it has none; the kind's error where `claim` refuses it.
-
-    Touches nothing, so that a program can refuse before it loads a model.
-    """
+    """The marker of a folder, or None; the kind's error if `claim` refuses it. Writes nothing."""
     # Asked in this order, because another worker may make the folder in between.
     if path.exists() and not (isinstance(path, Path) and path.is_dir()):
         raise kind.error(f"--out {path} is a file; name a folder")

@@ -107,10 +107,7 @@ def foreign(
 
 
 def read_checked(path: Place, error: type[KvpError], digest: str | None = None) -> bytes:
-    """The content of a file, which has the SHA-256 (hex) `digest`, where there is one.
-
-    Raises `error`, naming the file, where it is missing, cannot be read, or is another one.
-    """
+    """A file's content; `error`, naming it, if it cannot be read or its SHA-256 is not `digest`."""
     with foreign(path, error, done="read"):
         content = read_bytes(path)
     if digest not in (None, hashlib.sha256(content).hexdigest()):
@@ -241,14 +238,10 @@ class JsonLines:
     """What it raises on is neither written nor read: ResultsError."""
 
     def __iter__(self) -> Iterator[Record]:
-        """Records in order, without their checksums; raises the error of `numbered`."""
         return (record for _, record in self.numbered())
 
     def numbered(self) -> Iterator[tuple[int, Record]]:
-        """Line numbers, from 1, and records.
-
-        Raises ResultsError where the file is missing, or a line but the torn last one is damaged.
-        """
+        """Line numbers, from 1, and records; ResultsError where the file is missing or damaged."""
         try:
             data = read_bytes(self.path)
         except FileNotFoundError:

@@ -145,10 +145,7 @@ class CollectionPlan(Source):
 def plan_collection(
     settings: TaskSettings, counts: Mapping[str, int], tokenizer: PreTrainedTokenizerBase
 ) -> CollectionPlan:
-    """Samples of the splits in `counts` (split -> samples, 0 = none), made when they are indexed.
-
-    Raises UsageError for data that does not exist, has nothing for a split or does not fit.
-    """
+    """Samples of the splits in `counts`, made when indexed; UsageError where one has none."""
     data = str(settings.data)
     parts = parts_of(data)
     tasks = fitting_tasks(settings, tokenizer) if RULER in parts else ()
@@ -183,10 +180,7 @@ def plan_collection(
 
 
 def fitting_tasks(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """The requested tasks: those named, and of groups such as `ruler` all that fit and have files.
-
-    Raises UsageError for an unknown task, or where none fits.
-    """
+    """The tasks named, and of groups such as `ruler` all that fit; UsageError where none does."""
     chosen: list[str] = []
     for name in settings.tasks:
         if name in ROWS_ONLY:

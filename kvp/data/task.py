@@ -38,10 +38,7 @@ def context_name(context: str) -> str:
 
 
 def context_of(sample_id: str) -> str:
-    """What the samples of one context have in common: the end of their ids (`context_name`).
-
-    A sample whose context is its own has no such end; its whole id is returned.
-    """
+    """The end of the ids of samples that share a context (`context_name`), else the whole id."""
     match = _CONTEXT.search(sample_id)
     return match[0] if match else sample_id
 
@@ -120,16 +117,14 @@ class Source(Sequence[Sample]):
         return self.size
 
     def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
-        """The sample at `index`, from 0 on; raises IndexError."""
         if not 0 <= index < self.size:
             raise IndexError(index)
         return self.make(index)
 
 
 class NoPromptError(UsageError):
-    """A task has no prompt: the length is too small, or it has no file or no rows.
-
-    A task that is named is then refused; of a group of tasks (`ruler`) it is left out.
+    """A task has no prompt: the length is too small, or it has no file or no rows. One that is
+    named is then refused, one of a group (`ruler`) left out.
     """
 
     def __init__(self, message: str, reason: str | None = None) -> None:

@@ -49,10 +49,7 @@ class EvictingCache(Cache):
     """The layers of a model; empty until its first forward pass, like a `DynamicCache`."""
 
     def __init__(self, layers: Sequence[EvictingLayer | OtherLayer] = ()) -> None:
-        """Start from `layers`, or empty: layers then appear as the model feeds them.
-
-        Those that appear are kvp's own; `of` makes the caches of a model that has other layers.
-        """
+        """Start from `layers`, or empty: kvp's own then appear when fed; `of` makes all kinds."""
         super().__init__(layers=list(layers))
         self.recorder: QueryRecorder | None = None
         """Receives the queries of every forward pass while it is set."""
@@ -72,10 +69,7 @@ class EvictingCache(Cache):
 
     @classmethod
     def adopt(cls, cache: Cache, config: PreTrainedConfig) -> EvictingCache:
-        """Turn an empty cache object itself into an `EvictingCache` for a model with this config.
-
-        So the cache that a caller passed as `past_key_values` is the one that is filled.
-        """
+        """Turn an empty cache itself, the one that a caller passed, into an `EvictingCache`."""
         assert cache.get_seq_length() == 0
         vars(cache).clear()
         vars(cache).update(vars(cls.of(config)))
@@ -216,10 +210,7 @@ class EvictingCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor] | tuple[StoredKeys, StoredKeys]:
-        """Append [B, H, T, D] keys and values to layer `layer_idx`.
-
-        Returns a handle of kvp's own layers, the keys and values to attend to of others.
-        """
+        """Append [B, H, T, D]; returns a handle of kvp's own layers, keys and values of others."""
         while len(self.layers) <= layer_idx:
             self.layers.append(EvictingLayer())
         top = next(layer for layer in self.layers if isinstance(layer, EvictingLayer))

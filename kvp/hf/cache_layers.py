@@ -1,11 +1,9 @@
 """Layers of the evicting cache, of equally many tokens per head or of each head's own number.
 
-A layer counts the tokens it has seen, refuses operations that would silently go wrong, and hands
-the true positions of new tokens to its attention. Every slot remembers the position of its token;
-slots that hold nothing carry `EMPTY`, which no query ever sees. Heads of different lengths lie
-flat, with a dense tail for the tokens fed after the eviction (`docs/decisions.md#ragged-heads`).
-The caches of layers that nothing is evicted from are transformers' own (`OtherLayer`). Left out:
-rollback (`crop`), offloading, gradients.
+Every slot remembers the position of its token; slots that hold nothing carry `EMPTY`, which no
+query ever sees. Heads of different lengths lie flat, with a dense tail for the tokens fed after the
+eviction (`docs/decisions.md#ragged-heads`). The caches of layers that nothing is evicted from are
+transformers' own (`OtherLayer`). Left out: rollback (`crop`), offloading, gradients.
 """
 
 from __future__ import annotations
@@ -127,10 +125,7 @@ class EvictingLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Append [B, H, T, D] keys and values; their positions follow when they are attended.
-
-        Raises UsageError when gradients would have to flow through the cache, and under autocast.
-        """
+        """Append [B, H, T, D] keys and values; UsageError with gradients and under autocast."""
         if torch.is_grad_enabled() and key_states.requires_grad:
             raise UsageError(
                 "an EvictingCache holds no gradients: call the model in torch.no_grad()"
@@ -288,10 +283,6 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
     `keys` and `values` [M, D] are the flat part, what an eviction kept: entry after entry, head
     after head, token after token, with lengths [B, H]; absent tokens take no memory. Tokens fed
     afterwards are as many in every head and lie in the dense tail, which is the storage.
-
-    Bytes of keys and values are those of the tokens stored plus at most `TAIL_GROWTH` - 1 empty
-    slots per batch entry and head, once tokens have been fed. Positions add 4 bytes per token kept
-    and 8 bytes per batch entry and tail slot.
     """
 
     _layout: RaggedLayout
@@ -304,10 +295,7 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
 
     @property
     def positions(self) -> Tensor:
-        """[B, H, S] int64: true position of every slot's token, `EMPTY` where there is none.
-
-        Slots are those of the longest flat head, then the tail.
-        """
+        """As of `EvictingLayer`; slots are those of the longest flat head, then the tail."""
         present = self._present_slots()  # [B, H, longest]
         flat = torch.full(present.shape, EMPTY, device=present.device)
         flat[present] = self._flat_positions.long()
@@ -425,10 +413,7 @@ def other_layers(config: PreTrainedConfig) -> dict[int, OtherLayer]:
 def copies(
     others: Mapping[int, OtherLayer], entries: Tensor | None = None
 ) -> dict[int, OtherLayer]:
-    """Caches that can go on without changing `others`.
-
-    `entries` [R] int64 are the batch entries they hold, None for all as they are.
-    """
+    """Copies that can go on without changing `others`: of batch entries [R] int64, or of all."""
     # Not deepcopy: a window is a view, whose whole storage that would copy.
     twins = {index: copy.copy(layer) for index, layer in others.items()}
     for twin in twins.values():
@@ -439,7 +424,6 @@ def copies(
 
 
 def _clone_item(item: Any) -> Any:  # noqa: ANN401
-    """A tensor, or those in a mapping, cloned; anything else as it is."""
     if isinstance(item, dict):
         return {key: _clone_item(value) for key, value in item.items()}
     return item.clone() if isinstance(item, Tensor) else item

@@ -3,15 +3,12 @@
 One prefill makes many caches: `choose` scores it once for all budgets and allocators of a method,
 `gather` makes a cache of the tokens chosen, `evict` shrinks the cache of the prefill. Prompts
 without padding are scored together, padded ones one at a time, so that views hold no padding.
-Without an allocator every head keeps the budget; with one, the budget of each prompt is split by
-itself.
 
-A cache that has been shrunk before is ranked by scores of what it still holds (`evict_again`):
-while a model answers, between the pieces of a prompt, and in further turns of a conversation. Heads
-hold different tokens by then, so views carry positions per head; where heads hold different numbers
-of tokens, or a batch is padded, each head has a view of its own. Scorers see every token that is
-stored, and the queries of the latest ones. Left out there: methods that read the whole prompt once
-more, or statistics of it.
+A cache that has been shrunk before is ranked by scores of what it still holds (`evict_again`).
+Heads hold different tokens by then, so views carry positions per head; where heads hold different
+numbers of tokens, or a batch is padded, each head has a view of its own. Scorers see every token
+that is stored, and the queries of the latest ones. Left out there: methods that read the whole
+prompt once more, or statistics of it.
 """
 
 from __future__ import annotations

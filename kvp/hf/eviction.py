@@ -1,17 +1,15 @@
 """Compress the KV cache of a model after its prefill; every method is applied this way.
 
-`evicting` wraps an unmodified `model.generate`; the cache is compressed right after the prefill, so
-the first new token still comes from full attention (as in the KVP paper). On request it also
-compresses while the model answers, and between the pieces of a long prompt. `prefill_and_evict`
-returns the compressed cache: the tokens that are fed next attend to the kept tokens only, also the
-last token of a prompt, which the method has seen before. New tokens are appended to it.
+`evicting` wraps an unmodified `model.generate`: the first new token still comes from full
+attention, as in the KVP paper. Tokens that are fed to the cache of `prefill_and_evict` see the kept
+tokens only, also the last one of a prompt, which the method has seen before.
 
 Inside a block every forward pass of the model gets an `EvictingCache` and is followed by eviction.
 Passes of `generate` up to the end of its prompt, and others of several tokens, are a prompt, a
 piece of one or a further turn, and eviction follows them; all others are an answer, and eviction
 follows every so many of its tokens, or never. Which tokens are new is told by the ids, mask and
 positions of a call together (`EvictingCache.columns`, `check_begins`). `kvp.hf.calls` has whose
-calls a block is for; several threads may generate inside one.
+calls a block is for.
 """
 
 from __future__ import annotations

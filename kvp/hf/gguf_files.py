@@ -161,10 +161,8 @@ def _read(path: str, _: int) -> Metadata:
 
 
 def take_over(config: PreTrainedConfig, path: str) -> None:
-    """Put into `config`, which transformers read from a file, what its reader left out.
-
-    Raises ModelError for an architecture that is not `KNOWN`, and for what transformers does not
-    compute.
+    """Put into `config` what transformers' reader left out of a file; ModelError for what it does
+    not compute, and an architecture that is not `KNOWN`.
     """
     file = read_metadata(path, ModelError)
     fields, name = file.fields, file.architecture

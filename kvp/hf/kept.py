@@ -27,10 +27,7 @@ class Kept:
     """
 
     def __init__(self, cache: EvictingCache | None = None, budget: Budget | None = None) -> None:
-        """Read `cache`, which `evicting` sets at every call and which lives as long as this.
-
-        `budget` is what was asked for.
-        """
+        """Read `cache`, which `evicting` sets at every call; `budget` is what was asked for."""
         self.cache, self.budget = cache, budget
 
     @property

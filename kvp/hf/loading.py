@@ -85,10 +85,7 @@ def _copy_slice(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.
 
 
 def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """A model's tokenizer alone, to make prompts before the weights are loaded.
-
-    Names and errors are those of `load_model`.
-    """
+    """A model's tokenizer alone, without its weights; names and errors as `load_model`."""
     source, options = _source(name, revision)
     tokenizer: PreTrainedTokenizerBase = _load(_tokenizer, name, "tokenizer", source, options)
     # Where the files are missing, transformers makes an empty tokenizer of the model's class, which
@@ -102,9 +99,7 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
 def tokenizer_of(
     config: ModelConfig, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer that settings name, or the one given; without a chat template, all prompts of
-    `kvp.data` are plain text.
-    """
+    """The tokenizer of settings, or the one given, without its chat template where they say so."""
     tokenizer = tokenizer or load_tokenizer(config.model, revision=config.revision)
     if not config.chat_template:
         tokenizer = copy.copy(tokenizer)
@@ -121,10 +116,7 @@ def model_of(config: ModelConfig, device: str) -> tuple[PreTrainedModel, PreTrai
 
 
 def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:
-    """A model's configuration alone, for geometry and limits without weights.
-
-    Names and errors are those of `load_model`.
-    """
+    """A model's configuration alone, without weights; names and errors as `load_model`."""
     source, options = _source(name, revision)
     if not options.get("local_files_only"):  # retries without a network take a while
         phase(f"looking for {name} in the local hub cache, then online")
@@ -180,11 +172,8 @@ def _source(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
 
 
 def _tokenizer(source: str, **options: Any) -> PreTrainedTokenizerBase:  # noqa: ANN401
-    """The tokenizer that the model's author saved.
-
-    AutoTokenizer replaces a generic tokenizer in a Qwen2 or Phi-3 folder by the class of those
-    models and with it the way text is split, so that ids differ from those of training
-    (docs/decisions.md#tokenizer). A generic class means its tokenizer.json as it is.
+    """The tokenizer that the model's author saved, where AutoTokenizer would take the class of the
+    model's family (docs/decisions.md#tokenizer). A generic class means its tokenizer.json.
     """
     if "gguf_file" in options:
         return AutoTokenizer.from_pretrained(source, **options)

@@ -38,10 +38,7 @@ _ROTATES_QUERIES: WeakSet[PreTrainedModel] = WeakSet()
 
 
 def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
-    """The attention module of every layer that tokens are evicted from, in order.
-
-    Raises ModelError when they are not found.
-    """
+    """Attention module of every layer that tokens are evicted from, in order; else ModelError."""
     modules: dict[int, nn.Module] = {}
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
@@ -205,10 +202,8 @@ def _rotary(model: PreTrainedModel) -> _Rotary | None:
 
 
 def _check_queries(model: PreTrainedModel, rotary: _Rotary) -> None:
-    """Compare projected and rotated states with the queries that the attention really used.
-
-    They differ in layers without RoPE (SmolLM3) and where queries are normalised after it
-    (Hunyuan).
+    """Raise ModelError where projected and rotated states are not the queries that attention used:
+    in layers without RoPE (SmolLM3), and if queries are normalised after it (Hunyuan).
     """
     states: dict[int, Tensor] = {}
     cache = EvictingCache.of(model.config)
@@ -495,10 +490,7 @@ def _check_continues(model: PreTrainedModel) -> None:
 
 
 def check_weights(model: PreTrainedModel, name: str, *, missing: Collection[str]) -> None:
-    """Raise ModelError naming a weight that the files of model `name` lack, or that is not finite.
-
-    transformers fills missing weights with random numbers.
-    """
+    """Raise ModelError naming a weight that is missing (transformers draws it) or not finite."""
     if missing:
         raise ModelError(
             f"--model {name}: {len(missing)} weights are missing from its files, among them "

@@ -15,10 +15,7 @@ from kvp.geometry import Geometry
 
 
 def rope_switch(config: PreTrainedConfig | None) -> int | None:
-    """Tokens after which the model changes its RoPE (LongRoPE), or None.
-
-    Keys cached before that length are wrong for queries after it.
-    """
+    """Tokens after which LongRoPE changes, so that earlier keys are wrong; None without it."""
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") != "longrope":
         return None
@@ -47,10 +44,7 @@ LEFT_ALONE = frozenset({SLIDING, "chunked_attention", "linear_attention", "conv"
 
 
 def layer_kinds(config: PreTrainedConfig) -> tuple[str, ...]:
-    """The kind of every layer of a model, `dummy` for those that own no cache.
-
-    Raises ModelError where transformers cannot tell.
-    """
+    """The kind of every layer, `dummy` for those that own no cache; ModelError if unknown."""
     text = config.get_text_config(decoder=True)
     try:
         kinds, _ = get_layer_types_and_kwargs(text)
@@ -74,10 +68,7 @@ def evicted_layers(config: PreTrainedConfig) -> tuple[int, ...]:
 
 
 def geometry_of(config: PreTrainedConfig) -> Geometry:
-    """Head geometry of the layers that tokens are evicted from (`evicted_layers`).
-
-    Raises ModelError when a model has no such layer, or when they are not all alike.
-    """
+    """Head geometry of `evicted_layers`; ModelError where there are none, or they are not alike."""
     text = config.get_text_config(decoder=True)
     try:
         evicted = evicted_layers(config)
@@ -114,10 +105,7 @@ def _heads(layer: PreTrainedConfig) -> tuple[int, int, int]:
 
 
 def check_config(config: PreTrainedConfig) -> None:
-    """Raise ModelError unless some layers attend to all earlier tokens by a softmax over keys.
-
-    Other layers must be of kinds whose caches can be left alone (`layer_kinds`).
-    """
+    """Raise ModelError unless some layers see all tokens by a softmax and others can be copied."""
     kind = f"model type {config.model_type!r}"
     if config.is_encoder_decoder:
         raise ModelError(f"{kind} has an encoder: kvp evicts from decoder-only models")

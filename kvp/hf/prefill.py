@@ -278,11 +278,7 @@ def split_batch(
 def end_tokens(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> tuple[int, ...]:
-    """Token ids that end an answer, for collection and evaluation.
-
-    Those of the model's generation config; where it names none, the tokenizer's end token. Empty
-    when there is neither: answers then run to their maximum length.
-    """
+    """Token ids that end an answer: the generation config's, else the tokenizer's, else none."""
     for source in (model.generation_config, tokenizer):
         if (ends := getattr(source, "eos_token_id", None)) is not None:
             return tuple(map(int, ends)) if isinstance(ends, list | tuple) else (int(ends),)

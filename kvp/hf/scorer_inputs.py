@@ -52,10 +52,7 @@ def reads_text(needs: Needs) -> bool:
 
 
 def check_inputs(model: PreTrainedModel, scorers: Iterable[Scorer]) -> None:
-    """Refuse scorers whose inputs `model` cannot give, before any prompt runs.
-
-    Raises ModelError that begins with the scorer's name.
-    """
+    """Raise ModelError, naming the scorer, where `model` cannot give what one of them reads."""
     for scorer in scorers:
         needs = scorer.needs
         try:
@@ -236,10 +233,7 @@ def reconstruction_inputs(
 
 
 def turn_change(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The chat template between a user's message and the assistant's answer; "" without one.
-
-    ModelError when the template refuses the message or drops it.
-    """
+    """The chat template between user and assistant, "" without one; errors as `template_frame`."""
     return template_frame(["user"], tokenizer)[1] if tokenizer.chat_template else ""
 
 

@@ -10,17 +10,11 @@ from torch import Tensor
 
 
 def group_products(queries: Tensor, keys: Tensor) -> Tensor:
-    """Compute q_gr . k_i for the R queries of each of the G query heads of a KV head.
+    """Products q_gr . k_i of queries [..., G, R, D] and keys [..., N, D]: [..., G, R, N].
 
-    The group is folded into the count of one product per KV head: broadcasting `queries @ keys.mT`
-    would copy the keys G times (900 MiB at 65,536 tokens, and 2 to 16 times slower).
-
-    Args:
-        queries: [..., G, R, D].
-        keys: [..., N, D], the dtype of the queries.
-
-    Returns:
-        [..., G, R, N] in the same dtype.
+    All have one dtype. The group is folded into the count of one product per KV head: broadcasting
+    `queries @ keys.mT` would copy the keys G times (900 MiB at 65,536 tokens, and 2 to 16 times
+    slower).
     """
     group, count, _ = queries.shape[-3:]
     folded = queries.flatten(-3, -2)  # [..., G R, D]
@@ -30,13 +24,9 @@ def group_products(queries: Tensor, keys: Tensor) -> Tensor:
 def recent_attention(queries: Tensor, keys: Tensor, window: int) -> Tensor:
     """Causal softmax attention, in float32, of the last `window` queries over all N keys.
 
-    Args:
-        queries: [B, Q, W, D] after RoPE of the last W tokens.
-        keys: [B, H, N, D] after RoPE, N >= W.
-        window: queries to use; W where there are fewer.
-
-    Returns:
-        [B, H, G, window, N] probabilities, scale 1/sqrt(D); query heads grouped by KV head.
+    Queries [B, Q, W, D] of the last W tokens and keys [B, H, N, D], N >= W, after RoPE ->
+    probabilities [B, H, G, window, N], scale 1/sqrt(D), query heads grouped by KV head. A window
+    above W is W.
     """
     batch, heads, tokens, width = keys.shape
     window = min(window, queries.shape[2])
@@ -53,17 +43,10 @@ def recent_attention(queries: Tensor, keys: Tensor, window: int) -> Tensor:
 def column_sums(queries: Tensor, keys: Tensor, block: int = 256) -> Tensor:
     """Accumulated attention sum_{j=0}^{N-1} softmax_i(q_gj . k_i / sqrt(D)) over i <= j.
 
-    Reductions over the query heads of a group differ between methods and are left to them.
-
-    Args:
-        queries: [..., G, N, D] float after RoPE.
-        keys: [..., N, D] float after RoPE.
-        block: queries handled at a time; bounds memory at [..., G, block, N] float32.
-
-    Returns:
-        [..., G, N] float32; sums to N over the tokens.
-
-    Raises ValueError where shapes disagree.
+    Queries [..., G, N, D] and keys [..., N, D] after RoPE -> [..., G, N] float32, sums to N over
+    the tokens. Reductions over the G query heads differ between methods and are left to them.
+    `block` queries at a time bound memory at [..., G, block, N] float32. Raises ValueError where
+    shapes disagree.
     """
     tokens, width = keys.shape[-2:]
     check_queries(queries, keys, 0, tokens, block)
@@ -110,7 +93,7 @@ def reconstruction_attention(
     query_weights: Tensor | None = None,
     block: int = 256,
 ) -> Tensor:
-    """Signal s_i = max over g, j of u_j * w_gi * softmax_i(scaling * q_gj . k_i).
+    """Signal s_i = max over g, j of u_j * w_gi * softmax_i(scaling * q_gj . k_i): [..., S] float32.
 
     The softmax of query j of the pass runs over every given cached key and over the pass's own keys
     0..j (KVzip, arXiv 2505.23416, section 3). Weights are those of KVzip+; without them the signal
@@ -124,9 +107,6 @@ def reconstruction_attention(
         key_weights: [..., G, S] float w, or None for 1.
         query_weights: [..., T] float u, or None for 1.
         block: queries handled at a time; bounds memory at [..., G, block, S + T] float32.
-
-    Returns:
-        [..., S] float32.
     """
     tokens = pass_keys.shape[-2]
     signal = torch.zeros(keys.shape[:-1], dtype=torch.float32, device=keys.device)

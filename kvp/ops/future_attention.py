@@ -2,8 +2,7 @@
 
 Plain PyTorch here is the definition; on CUDA devices where triton is installed,
 `kvp.ops.future_attention_kernel` gives the same numbers. The T x T matrix costs a tile of at most
-`TILE` numbers, which is reused in place: for a block of queries the logits of all keys they may see
-are computed, turned into probabilities where they lie, and reduced while they are in the caches.
+`TILE` numbers, in which logits of a block of queries become probabilities in place.
 """
 
 from __future__ import annotations
@@ -71,9 +70,8 @@ def max_future_attention(
 ) -> Tensor:
     """The largest attention that any future query pays: max_j weight_j max_g softmax_i(q_gj . k_i).
 
-    Not the paper's: a token that one query needs counts as much as one that all of them read a
-    little. Arguments, shapes and errors as `future_attention`; values lie in [0, 1], times the
-    weights.
+    Not the paper's (docs/decisions.md#default-label). All else as `future_attention`; values lie in
+    [0, 1], times the weights.
     """
     return future_attention(queries, keys, prefix_length, stop, weights, "max")
 

@@ -1,10 +1,9 @@
 """Future attention as two Triton kernels: the form for CUDA devices.
 
-The first pass finds the softmax statistics of every query, the second gives each program a
-block of keys, recomputes the probabilities and sums them, so no two
-programs write the same number and nothing is added atomically. Logits and sums are float32
-whatever the inputs are; neither pass computes a tile that causality hides. Imported only where
-triton is: it is the optional extra `gpu`.
+The first pass finds the softmax statistics of every query, the second gives each program a block of
+keys, recomputes the probabilities and sums them, so no two programs write the same number and
+nothing is added atomically. Logits and sums are float32 whatever the inputs are; neither pass
+computes a tile that causality hides. Imported only where triton is: it is the optional extra `gpu`.
 """
 
 from __future__ import annotations

@@ -109,10 +109,7 @@ def flags_of(config_class: type[Group], preset: object = None) -> dict[str, Flag
 
 
 def parse_value(flag: Flag, value: object) -> object:
-    """Value of a flag from text of the command line or a scalar of YAML.
-
-    Raises UsageError in one line that names the values the flag takes.
-    """
+    """Value of a flag from command-line text or a YAML scalar; UsageError names what it takes."""
     if value is None or (flag.optional and value in ("null", "none", "None")):
         if flag.optional:
             return None
@@ -247,7 +244,6 @@ def _documentation(module: str) -> dict[str, dict[str, str]]:
 
 
 def _default(default: object) -> str:
-    """The default for --help."""
     if default is MISSING:
         return " (required)"
     if default is None or default == "":

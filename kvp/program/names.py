@@ -55,10 +55,7 @@ _NEVER_SHOWN = ("Cc", "Cs", "Zl", "Zp")
 
 
 def plain_name(name: str) -> str:
-    """The name itself; ValueError where tables and pages cannot hold it.
-
-    The one rule for what tasks, models, methods and policies are called, written and read.
-    """
+    """The name itself, of a task, model, method or policy; ValueError where no table holds it."""
     odd = [char for char in name if char == "`" or unicodedata.category(char) in _NEVER_SHOWN]
     if odd or len(name) > _LONGEST_NAME:
         has = f"the character {odd[0]!a}" if odd else f"more than {_LONGEST_NAME:,} characters"
@@ -119,10 +116,7 @@ def check_allocators(specs: Iterable[str], flag: str) -> None:
 
 
 def split_method(text: str) -> tuple[str, str | None]:
-    """Scorer and allocator of `SCORER[+ALLOCATOR]`, unread; None without a plus sign.
-
-    A plus sign inside parentheses belongs to an option.
-    """
+    """Scorer and allocator, or None, of `SCORER[+ALLOCATOR]`; options may hold a plus, too."""
     depth = 0
     for index, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
@@ -160,9 +154,6 @@ def _name_error(kind: str, spec: str, names: Collection[str], others: Sequence[s
 
 
 def split_list(text: str) -> tuple[str, ...]:
-    """Parts of a comma-separated list, stripped, without empties and repeats.
-
-    Commas inside parentheses do not separate: `snapkv(window=16,pool=avg),tova` has two parts.
-    """
+    """Parts between commas outside of parentheses, stripped, without empties and repeats."""
     parts = (part.strip() for part in re.findall(r"(?:\([^()]*\)|[^,])+", text))
     return tuple(dict.fromkeys(part for part in parts if part))

@@ -47,7 +47,6 @@ class Progress:
     """
 
     def __init__(self, text: str, total: int, *, completed: int = 0) -> None:
-        """Count to `total` under the name `text`."""
         self._text, self._total = text, total
         self.completed = self._first = completed
         self._note = ""
@@ -56,14 +55,12 @@ class Progress:
         self._ended = threading.Event()
 
     def __enter__(self) -> Self:
-        """Show the first state."""
         self._started = time.monotonic()
         self._print()
         threading.Thread(target=self._repeat, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Show the last state."""
         self._ended.set()
         if (self.completed, self._note) != self._shown:
             self._print()
@@ -94,7 +91,6 @@ class Progress:
                 self._print()
 
     def _print(self) -> None:
-        """Print the state as a line."""
         self._printed, self._shown = time.monotonic(), (self.completed, self._note)
         elapsed = self._printed - self._started
         parts = [f"{self._text}: {self.completed}/{self._total}"]

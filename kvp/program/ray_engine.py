@@ -62,16 +62,10 @@ def do_with_ray(
 ) -> None:
     """Have each of Ray's workers do its share of a job; all of it is done when this returns.
 
-    Args:
-        run: what a process of any launcher calls with its settings; it can be pickled.
-        config: settings of the job.
-        device: `--device`.
-        shown: called now and then, to show how much is done.
-
-    Raises:
-        Exception: the first that a worker raised; KvpErrors among them.
-        UsageError: Ray is not installed, has no room for a worker, or a worker dies again and
-            again.
+    `run` is what a process of any launcher calls with its settings, and can be pickled; `shown` is
+    called now and then, to show how much is done. Raises the first error of a worker, and
+    UsageError where Ray is not installed, has no room for a worker, or a worker dies again and
+    again.
     """
     gpus = gpus_of_worker(device)
     with _session(config.workers) as ray:

@@ -73,7 +73,6 @@ class DeviceConfig(Group):
     """Torch device: cpu, cuda or cuda:INDEX."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError on a device that cannot compute."""
         super().__post_init__()
         if not _DEVICE.fullmatch(self.device):
             raise ValueError(f"--device must be cpu, cuda or cuda:INDEX, got {self.device!r}")
@@ -131,7 +130,6 @@ class TaskConfig(Group):
     MINIMUMS: ClassVar[Bounds] = {"length": 1}
 
     def __post_init__(self) -> None:
-        """Raise ValueError where no task is named."""
         super().__post_init__()
         if not self.task_list:
             raise ValueError("--tasks is empty")
@@ -227,7 +225,6 @@ class WorkersConfig(Group):
     MINIMUMS: ClassVar[Bounds] = {"rank": 0, "world_size": 1, "workers": 1}
 
     def __post_init__(self) -> None:
-        """Raise UsageError where flags, or the variables in their place, do not fit."""
         super().__post_init__()
         _ = self.worker  # reading it checks it
         if self.engine == "ray":

@@ -81,10 +81,7 @@ def create_metadata(
 
 
 def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
-    """Read the manifest and check the files whose digests it holds.
-
-    Raises StoreError, naming the file: not a store, another format version, or an altered file.
-    """
+    """The manifest, whose files are checked, and the plan; StoreError names what is wrong."""
     path = store / MANIFEST
     if not path.exists():
         if isinstance(store, Path) and not store.is_dir():
@@ -128,10 +125,7 @@ def _load_record(store: Place, plan: StorePlan, owner: str, index: int) -> Seque
 def load_records(
     store: Place, manifest: Mapping[str, Any], plan: StorePlan, indices: Iterable[int]
 ) -> list[SequenceRecord]:
-    """Records of committed sequences, many of an object store's at a time.
-
-    StoreError names the file where there is none, or it is damaged or of another store.
-    """
+    """Records of committed sequences, fetched together; StoreError names a missing or wrong one."""
     load = partial(_load_record, store, plan, store_digest(manifest, plan))
     if not isinstance(store, ObjectPath):
         return [*map(load, indices)]

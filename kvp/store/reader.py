@@ -33,7 +33,6 @@ class TraceReader:
         self._records: dict[int, SequenceRecord] = {}
 
     def __repr__(self) -> str:
-        """Where it is, of what, and how much is there."""
         count = f"{len(committed(self.path))} of {self.plan.sequences} sequences"
         return f"TraceReader({str(self.path)!r}: {count}, {self.geometry})"
 
@@ -63,17 +62,11 @@ class TraceReader:
         return self._records[index]
 
     def kv(self, index: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one sequence, [L, H, T, D] each, in the store's dtype, on the CPU.
-
-        Raises StoreError where it is not committed, or a shard is damaged, which is named.
-        """
+        """Keys and values [L, H, T, D], in the store's dtype; StoreError names a damaged shard."""
         return self._read("k", index), self._read("v", index)
 
     def label(self, name: str, index: int) -> Tensor:
-        """A label of the prompt of one sequence: [L, H, P] float32, P = its `prompt_length`.
-
-        Raises StoreError as `kv`, or when the store does not hold that label.
-        """
+        """A label of a prompt: [L, H, P] float32, P = its `prompt_length`; errors as `kv`."""
         if name not in self.plan.labels:
             stored = ", ".join(self.plan.labels) or "no labels"
             raise StoreError(f"{self.path} holds no label {name!r} (it holds {stored})")

@@ -42,7 +42,6 @@ class SequenceRecord:
     id: StrictStr
     """Name of the sample, unique in the store."""
     task: StrictStr
-    """Task or data set the sample belongs to."""
     split: StrictStr
     """train, validation or test."""
     length: StrictInt
@@ -63,7 +62,6 @@ class SequenceRecord:
         return int(prefix_length == self.prompt_length - 1)
 
     def __post_init__(self) -> None:
-        """Raise ValueError when lengths and boundaries contradict each other."""
         if len(self.token_ids) != self.length:
             raise ValueError(f"{self.id}: {len(self.token_ids)} ids for {self.length} tokens")
         if not 0 < self.context_length <= self.prompt_length <= self.length:
@@ -120,7 +118,6 @@ class StorePlan:
     max_tokens: int
     """Longest sequence the store can hold, tokens."""
     sequences: int
-    """Planned sequences."""
     store: Literal["qkv"] = "qkv"
     """Tensors kept, by the letters of their arrays: queries, keys and values."""
     labels: tuple[str, ...] = ()

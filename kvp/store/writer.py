@@ -28,10 +28,7 @@ from kvp.store.shards import checksums, encoded_shard, shard_path
 
 
 class TraceWriter(AbstractContextManager["TraceWriter"]):
-    """A writer of a store, the only one or one of several workers, until `close`.
-
-    Make one with `create_or_resume`.
-    """
+    """A writer of a store, alone or one of several, until `close`; made by `create_or_resume`."""
 
     def __init__(self, folder: OutputFolder, plan: StorePlan) -> None:
         self.path = folder.path
@@ -100,10 +97,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         write_sealed_json(metadata.record_path(self.path, index), content)  # makes it visible
 
     def write_all(self, traces: Iterable[Trace], given: Callable[[Trace], None]) -> None:
-        """`write` of many in a thread, while the next one is made, up to an error.
-
-        `given` is called with each.
-        """
+        """`write` of many in a thread, while the next is made; `given` gets each."""
         with ThreadPoolExecutor(1, thread_name_prefix="kvp store") as thread:
             writing: Future[Any] = thread.submit(bool)  # nothing yet
             for trace in traces:
@@ -117,7 +111,6 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         self._folder.release()
 
     def __exit__(self, *error: object) -> None:
-        """Close, as `OutputFolder`."""
         self._folder.__exit__(*error)
 
     def _checked(self, trace: Trace) -> dict[str, Tensor]:

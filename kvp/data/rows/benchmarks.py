@@ -126,10 +126,7 @@ def most_tokens(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase) -
 def cut_to_length(
     make: Callable[[int], Sequence[Sample]], length: int, tokenizer: PreTrainedTokenizerBase
 ) -> Sequence[Sample]:
-    """What `make` makes of the largest number of tokens kept that it has at most `length` with.
-
-    `make` gets a number of tokens for `middle_cut`. Raises RowError where even two are too many.
-    """
+    """What `make` makes of as many tokens (`middle_cut`) as fit into `length`; RowError if none."""
     keep = length
     while keep >= 2:
         samples = make(keep)

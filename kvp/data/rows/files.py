@@ -172,10 +172,7 @@ KINDS = ", ".join((*READERS, *TEXT_SUFFIXES))
 
 
 def read_text(path: str | None, flag: str) -> tuple[str, Tally]:
-    """A text file, or all of a folder in their order, and what is left out; of None no text.
-
-    Raises UsageError naming `flag` when there is none or it cannot be read.
-    """
+    """Text of a file or folder, and what is left out; of None none. UsageError names `flag`."""
     if path is None:
         return "", Tally()
     rows, texts, others = files_of(path, flag)

@@ -19,10 +19,7 @@ class RowError(Exception):
 
 
 def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with its columns as JSON would hold them: None where a value is missing or empty.
-
-    Raises RowError for a text that cannot be written in UTF-8.
-    """
+    """A row with cells as JSON has them, None where empty; RowError for text beyond UTF-8."""
     plain = {name: plain_value(cell) for name, cell in row.items()}
     return {name: None if cell == "" else cell for name, cell in plain.items()}
 
@@ -46,10 +43,7 @@ def plain_value(value: object) -> Any:  # noqa: ANN401
 
 
 def text_of(content: object, where: str = "") -> str:
-    """The text of a message's content: a text, a number, or a list of text parts joined.
-
-    Raises RowError for None, anything empty and parts that are not text.
-    """
+    """The text of a content: text, a number or text parts joined; RowError for all else or none."""
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
         if not all(isinstance(part, str) for part in parts):

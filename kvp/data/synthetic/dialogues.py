@@ -122,11 +122,7 @@ def dialogue(*, seed: int, split: str, turns: int) -> list[Turn]:
 def generated_chat(
     *, seed: int, split: str, prompt_tokens: Callable[[Sequence[Turn]], int], length: int
 ) -> tuple[Turn, ...]:
-    """One generated dialogue with as many exchanges as fit into `length` prompt tokens.
-
-    It ends with a question about something said before, so evicting the wrong token costs
-    likelihood. At least one exchange, even when that is too long.
-    """
+    """A generated dialogue: as many exchanges as fit into `length` prompt tokens, at least one."""
     make = partial(dialogue, seed=seed, split=split)
     most, too_many = 1, 2
     while prompt_tokens(make(turns=too_many)) <= length:

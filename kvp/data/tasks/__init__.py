@@ -52,8 +52,7 @@ _BUILT_IN = frozenset(TASKS) | set(GROUPS)
 
 def named_tasks(tasks: Iterable[str | Task]) -> str:
     """What `--tasks` would say for names and task objects, which become known by their names.
-
-    Raises UsageError where the name is a built-in task's, or the object is no task.
+    Raises UsageError for an object that is no task, or has the name of a built-in one.
     """
     names = []
     for task in tasks:

@@ -63,10 +63,7 @@ class NiahHeatmapTask(ScoredByMetric):
     name = "niah_heatmap"
 
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
-        """Samples of as many words as fit into the length of their cell.
-
-        Raises UsageError for lengths above `--length` or too small for a needle.
-        """
+        """Samples of as many words as fit into their cell's length; UsageError if none do."""
         depths = DEPTHS if settings.depths is None else tuple(dict.fromkeys(settings.depths))
         cells = [(depth, length) for length in _lengths(settings) for depth in depths]
         metric = settings.metric or METRICS[0]

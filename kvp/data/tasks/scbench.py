@@ -201,10 +201,7 @@ def _shuffle_lines(
     turns: Sequence[Turn],
     frame: tuple[str, str, str],
 ) -> ContextMaker:
-    """Lines in a random order, those asked for and an amount of `others`.
-
-    `frame` is the text before, between and after lines.
-    """
+    """Lines in random order: `asked` and an amount of `others`; `frame`: before, between, after."""
     drawn = keep_drawn(others)
     before, between, after = frame
 
