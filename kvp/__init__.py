@@ -51,11 +51,10 @@ __all__ = [
     "train",
 ]
 
-_HF = ("evicting", "load_model", "prefill_and_evict")
 _MODULES = {
     "Protection": "kvp.ranking",
     "TraceReader": "kvp.store",
-    **dict.fromkeys(_HF, "kvp.hf"),
+    **dict.fromkeys(("evicting", "load_model", "prefill_and_evict"), "kvp.hf"),
     **dict.fromkeys(("compress", "load_context"), "kvp.hf.contexts"),
     **dict.fromkeys(
         ("load_policy", "make_allocator", "make_method", "make_scorer", "resolve_method"),

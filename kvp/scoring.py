@@ -111,8 +111,7 @@ class View:
     layer: int
     """Index of the layer in the model, 0-based; not all layers of a model are scored."""
     heads: slice = field(default_factory=lambda: slice(None))
-    """KV heads of the layer that the view shows: all, or one where heads hold different numbers of
-    tokens."""
+    """KV heads of the layer that are shown: one where heads hold different numbers of tokens."""
     keys: Tensor
     """[B, H, N, D] keys after RoPE, in the model's dtype."""
     values: Tensor
@@ -121,14 +120,12 @@ class View:
     """[B, N] int64 true positions, ascending; [B, H, N] in a cache that has been shrunk before,
     whose heads hold different tokens."""
     budget: int
-    """Tokens per KV head to be kept, protected ones included; methods without `Needs.budget` get
-    views that have none."""
+    """Tokens per KV head to be kept, protected ones included; not there without `Needs.budget`."""
     fed_again: int = 0
     """Last tokens that are fed once more after the eviction; their scores are dropped."""
     queries: Tensor | None = None
-    """[B, Q, W, D] queries after RoPE, in the model's dtype, of the last W tokens: min(
-    needs.queries, N), fewer in a cache that has been shrunk before, whose latest tokens alone are
-    all there."""
+    """[B, Q, W, D] queries after RoPE, in the model's dtype, of the last W = min(needs.queries, N)
+    tokens; in a cache that has been shrunk before, of those after the last evicted one."""
     future: Tensor | None = None
     """[B, H, N] float32 future attention of every token (`kvp.ops.future_attention`)."""
     rope: Rope | None = None
@@ -141,8 +138,7 @@ class View:
     question: int = 0
     """Tokens of the question, the last ones; 0 where it has not been read, or is unknown."""
     prompt: int = 0
-    """Tokens before the answer, the ones at positions below this number, where eviction runs while
-    the model answers; 0 before that."""
+    """Tokens before the answer: those at positions below this; 0 until the model answers."""
     text: str | None = None
     """Text of the last `needs.text` tokens (views that carry it have B = 1)."""
 

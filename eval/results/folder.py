@@ -32,7 +32,7 @@ from eval.results.records import (
 )
 from eval.results.shapes import ResultsRow, TimingRow
 from eval.tune.tuned_settings import TunedSettings
-from kvp.artifacts.addresses import place, read_bytes
+from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import digest_json
 from kvp.artifacts.manifest import (
@@ -253,7 +253,7 @@ def load_results(folder: Path) -> Results:
     for name, key in ((ROWS, KEY_FIELDS), (TIMING, TIMING_KEY)):
         if (folder / name).exists():
             read[name] = tuple(read_records(folder / name, key))
-            if read_bytes(folder / name)[-1:] not in (b"", b"\n"):
+            if (folder / name).read_bytes()[-1:] not in (b"", b"\n"):
                 notes.append(f"The last line of {name} is torn (an interrupted run) and left out.")
     if not read[ROWS]:
         raise ResultsError(f"{folder} holds no {ROWS} with records yet; repeat its kvp eval")

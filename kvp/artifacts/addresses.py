@@ -30,8 +30,6 @@ T = TypeVar("T")
 
 _ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9]+):/(?P<rest>/.*)", re.DOTALL)
 
-_NO_BUCKET = "NoSuchBucket"
-"""What errors say where there is no bucket of that name."""
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for another server, AWS_ENDPOINT_URL",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT",
@@ -120,7 +118,7 @@ class ObjectPath:
                 raise FileExistsError(f"{self} exists") from None
             except Exception as problem:
                 text = str(problem)
-                if isinstance(problem, FileNotFoundError) and _NO_BUCKET not in text:
+                if isinstance(problem, FileNotFoundError) and "NoSuchBucket" not in text:
                     raise FileNotFoundError(f"{self} does not exist") from None
                 passing = isinstance(problem, GenericError) and "status code: 4" not in text
                 if not passing or time.monotonic() + pause > end:
@@ -160,13 +158,6 @@ def place(name: str | Place) -> Place:
     if not parts or ".." in parts:
         raise AddressError(f"{name} is no address: write {scheme}://bucket/folder")
     return ObjectPath(f"{scheme}://{parts[0]}", "/".join(parts[1:]))
-
-
-def read_bytes(path: Place) -> bytes:
-    """The whole content of a file; FileNotFoundError where there is none."""
-    if isinstance(path, ObjectPath):
-        return path.read_bytes()
-    return path.read_bytes()
 
 
 def size_of(path: Place) -> int | None:

@@ -88,8 +88,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         self.shared = shared
         """Whether this process is one of several workers, which may write it, too."""
         self.existing_marker: dict[str, Any] | None = None
-        """Content of the marker when the folder was claimed, or at `refresh`; None for a new
-        folder."""
+        """Content of the marker when claimed, or at `refresh`; None for a new folder."""
         self._kind = kind
         self._copy: Path | None = None
         here = self._here = path if isinstance(path, Path) else staging_folder(path)

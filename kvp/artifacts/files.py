@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
-from kvp.artifacts.addresses import ObjectPath, Place, read_bytes
+from kvp.artifacts.addresses import ObjectPath, Place
 from kvp.errors import KvpError, ResultsError, UsageError
 
 Record = dict[str, Any]
@@ -109,7 +109,7 @@ def foreign(
 def read_checked(path: Place, error: type[KvpError], digest: str | None = None) -> bytes:
     """A file's content; `error`, naming it, if it cannot be read or its SHA-256 is not `digest`."""
     with foreign(path, error, done="read"):
-        content = read_bytes(path)
+        content = path.read_bytes()
     if digest not in (None, hashlib.sha256(content).hexdigest()):
         raise error(f"{path} is damaged: its checksum is not the one that was recorded")
     return content
@@ -203,7 +203,7 @@ def atomic_write_bytes(path: Place, content: bytes, *, new: bool = False) -> boo
 
 def refuse_others(out: Path, mark: str, program: str) -> None:
     """Raise UsageError where there is a file without the `mark` that `program` begins one with."""
-    if out.is_file() and mark.encode() not in read_bytes(out)[:8192]:
+    if out.is_file() and mark.encode() not in out.read_bytes()[:8192]:
         raise UsageError(
             f"--out: {out} was not written by {program} and would be lost; name another path"
         )
@@ -213,7 +213,7 @@ def copy_files(source: Place, target: Place, names: Iterable[str]) -> None:
     """Copy files, by their POSIX path in `source`, in this order; those that are there."""
     for name in names:
         with suppress(FileNotFoundError):
-            content = read_bytes(source / name)
+            content = (source / name).read_bytes()
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             atomic_write_bytes(target / name, content)
 
@@ -243,7 +243,7 @@ class JsonLines:
     def numbered(self) -> Iterator[tuple[int, Record]]:
         """Line numbers, from 1, and records; ResultsError where the file is missing or damaged."""
         try:
-            data = read_bytes(self.path)
+            data = self.path.read_bytes()
         except FileNotFoundError:
             raise ResultsError(f"{self.path} does not exist") from None
         for number, line in enumerate(data.split(b"\n")[:-1], start=1):
@@ -254,7 +254,7 @@ class JsonLines:
     def cut_torn_line(self) -> None:
         """Delete a torn last line; only for the file's writer."""
         if isinstance(self.path, Path) and self.path.exists():
-            os.truncate(self.path, read_bytes(self.path).rfind(b"\n") + 1)
+            os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Add records in one write and bring them to the disk."""

@@ -64,19 +64,6 @@ def turns(weights: Sequence[float]) -> Iterator[int]:
         yield part
 
 
-def tasks_in_turn(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
-    """Samples of several tasks: sample i is of task i modulo their number."""
-    tasks = settings.tasks
-    if not tasks:
-        raise UsageError("--tasks is empty")
-    order = [index % len(tasks) for index in range(settings.count)]
-    built = [
-        build_samples(name, replace(settings, count=order.count(turn)), tokenizer)
-        for turn, name in enumerate(tasks)
-    ]
-    return _interleave_sources(built, order)
-
-
 _GENERATED = (RULER, CHAT)
 """Kinds of data that are generated; any other name is a file, a folder or a hub data set."""
 
@@ -111,7 +98,12 @@ def open_source(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> S
 def _of_one_kind(data: str, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
     generated = replace(settings, data=None, chat=None)
     if data == RULER:
-        return tasks_in_turn(generated, tokenizer)
+        order = [index % len(settings.tasks) for index in range(settings.count)]
+        built = [
+            build_samples(name, replace(generated, count=order.count(turn)), tokenizer)
+            for turn, name in enumerate(settings.tasks)
+        ]
+        return _interleave_sources(built, order)
     if data == CHAT:
         return DialogueTask().build(generated, tokenizer)
     return row_samples(data, settings, tokenizer, flag="data")

@@ -53,8 +53,7 @@ class Sample:
     split: str
     """`train`, `validation` or `test`; `all` where every row of a file is used."""
     messages: tuple[Mapping[str, str], ...] | None = None
-    """Chat samples: turns with `role` and `content`, the last one the assistant's reply; else
-    None."""
+    """Turns of a chat with `role` and `content`, the last one the assistant's reply."""
     context: str = ""
     """First part of the user turn; ends exactly where the question starts."""
     question: str = ""
@@ -65,8 +64,7 @@ class Sample:
     """Strings a right answer contains."""
     max_new_tokens: int = REPLY_TOKENS
     metric: str = "none"
-    """A name of `kvp.data.metrics`, which scores an answer; `none`: nothing is generated, the
-    likelihood of the reply is measured."""
+    """A name of `kvp.data.metrics`; with `none` the likelihood of the reply is measured."""
     reply: str = ""
     """Reference continuation after `answer_prefix`; empty when unknown."""
     token_ids: tuple[int, ...] = ()
@@ -78,8 +76,7 @@ class Sample:
     classes: tuple[str, ...] = ()
     """Every class that an answer may name, for the metric `classification`."""
     labels: Mapping[str, str | float] = field(default_factory=dict)
-    """What else tells the prompts of a task apart, for records: `depth` and `prompt_length` of a
-    needle, the `turn`."""
+    """What else tells prompts apart in records: `depth`, `prompt_length`, `turn`."""
 
     @property
     def text(self) -> str:
@@ -150,8 +147,7 @@ class TaskSettings:
     seed: int = 0
     """Seed of what is generated, and of the order in which a file is read."""
     length: int
-    """Maximum of prompt tokens, chat template and answer prefix included; the reply comes on
-    top."""
+    """Most prompt tokens, chat template and answer prefix included; the reply comes on top."""
     needs_reply: bool = False
     """Leave out rows that have no answer and no reply to measure or to force."""
     essays: str | None = None
@@ -170,15 +166,10 @@ class TaskSettings:
     @classmethod
     def of(cls, config: TaskConfig, **given: Any) -> TaskSettings:  # noqa: ANN401
         """A program's flags of the same names, lists as tuples and mappings; `given` wins."""
-        flags = {setting.name: setting.name for setting in fields(cls)} | _PARSED
+        parsed = {"tasks": "task_list", "depths": "depth_list", "lengths": "length_list"}
+        flags = {setting.name: setting.name for setting in fields(cls)} | parsed
         named = {to: getattr(config, name) for to, name in flags.items() if hasattr(config, name)}
         return cls(**(named | given))
-
-
-_PARSED = {
-    "tasks": "task_list", "depths": "depth_list", "lengths": "length_list",
-}  # fmt: skip
-"""Settings -> the property of a config that has them as numbers or names."""
 
 
 @runtime_checkable

@@ -441,12 +441,10 @@ class EvictingBlock(AbstractContextManager[Kept]):
 
 
 def _shape(fed: Tensor) -> tuple[int, int]:
-    """Rows and tokens of ids [B, T]."""
     if fed.ndim != 2:
         raise UsageError(f"a prompt is [rows, tokens], not {tuple(fed.shape)}: pass ids[None]")
     return fed.shape[0], fed.shape[1]
 
 
 def _turn(cache: EvictingCache) -> Turn:
-    """A prompt that was just read, or taken for one."""
     return Turn(prompts=tuple(cache.lengths), shrunk_at=cache.get_seq_length())

@@ -35,7 +35,9 @@ def future_attention(
 
     The softmax of query j runs over all keys 0..j (those after the prefix included), scaled by
     1/sqrt(D); the maximum over the G query heads that share the KV head is taken per query (section
-    3.1.1, above equation 6). So sum_i w_i <= G * (stop - N). O(G (stop - N) T D).
+    3.1.1, above equation 6). So sum_i w_i <= G * (stop - N). O(G (stop - N) T D). Returns [..., N]
+    float32, zeros where there are no future queries. Raises ValueError where shapes disagree, or
+    not 0 <= prefix_length <= stop <= T.
 
     Args:
         queries: [..., G, T, D] float after RoPE. Only queries N..stop-1 are read.
@@ -44,12 +46,6 @@ def future_attention(
         stop: end of the future (exclusive); None = T.
         weights: [T] float, >= 0: what the attention of each query counts; None = 1 for all.
         reduction: over the queries, of the weighted attention: `sum` or `max`.
-
-    Returns:
-        [..., N] float32 importance. Zeros when there are no future queries.
-
-    Raises:
-        ValueError: shapes disagree, or not 0 <= prefix_length <= stop <= T.
     """
     last = keys.shape[-2] if stop is None else stop
     arguments = (queries, keys, prefix_length, last, prefix_length, reduction)

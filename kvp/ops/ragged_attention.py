@@ -42,7 +42,8 @@ def ragged_attention(
 
     A head stores two parts: the flat part, the tokens it kept, of which every query sees all, and
     the tail, the tokens fed since, the same number for all heads. Softmax and sums are in float32
-    for half-precision tensors. A query that sees no token gets zeros.
+    for half-precision tensors. A query that sees no token gets zeros. All tensors have one dtype,
+    the result's. Raises ValueError where shapes disagree.
 
     Args:
         query: [B, H * G, T, D] float after RoPE; query heads of one KV head are neighbours.
@@ -56,12 +57,6 @@ def ragged_attention(
         scaling: factor on the dot products, None for 1/sqrt(D).
         softcap: bounds scaled products x to softcap * tanh(x / softcap); None: none.
         sinks: [H * G] float, logit per query head of one slot more whose value is zero; None: none.
-
-    Returns:
-        [B, H * G, T, D] in the dtype of `query`, which is that of keys and values.
-
-    Raises:
-        ValueError: shapes disagree.
     """
     arguments = (query, keys, values, layout, tail_keys, tail_values, tail_visible)
     if softcap is not None or sinks is not None:

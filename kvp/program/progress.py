@@ -1,9 +1,7 @@
 """Progress of a program, on standard error, in plain text.
 
-`say` prints a line; `phase` announces a step that takes a while. `Progress` counts: a line at the
-start, every 30 seconds (also before the first item is finished) and at the end, each flushed; on a
-terminal one line that changes every second.
-`quiet_logs` silences what other libraries try and fail at, where a program says it in one line.
+`Progress` prints a line at the start, every 30 seconds (also before the first item is finished) and
+at the end, each flushed; on a terminal one line that changes every second.
 """
 
 from __future__ import annotations

@@ -42,9 +42,8 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers without a GPU of their own share them all
 }
 _HANDED_ON = re.compile(r"(AWS|GOOGLE|KVP)_\w+|HF_(TOKEN|ENDPOINT|HUB_OFFLINE)")
-"""Variables of the command's environment that its workers have, too: how stores are reached."""
-_OF_ONE_MACHINE = "AWS_CONTAINER_"
-"""Beginning of those that mean something on one machine only."""
+"""Variables of the command's environment that its workers have, too: how stores are reached; not
+those of one machine (`AWS_CONTAINER_`)."""
 
 
 def gpus_of_worker(device: str) -> int:
@@ -76,7 +75,7 @@ def do_with_ray(
         phase(f"starting {size} workers of Ray")
         environment = {
             name: value for name, value in os.environ.items()
-            if _HANDED_ON.fullmatch(name) and not name.startswith(_OF_ONE_MACHINE)
+            if _HANDED_ON.fullmatch(name) and not name.startswith("AWS_CONTAINER_")
         }  # fmt: skip
         # Ray's own retries may complete a task twice, for which its core ends the program.
         share = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_share)

@@ -194,7 +194,6 @@ class Rank:
     index: int = 0
     """Which process this is, from 0."""
     count: int = 1
-    """Processes in all."""
 
     @property
     def shared(self) -> bool:

@@ -195,7 +195,6 @@ def load(name: str) -> Any:  # noqa: ANN401
 
 
 def _overview() -> str:
-    """What `kvp --help` prints."""
     width = max(map(len, PROGRAMS))
     rows = []
     for name, program in PROGRAMS.items():

@@ -99,7 +99,6 @@ class TraceReader:
         )
 
     def _read(self, array: str, index: int) -> Tensor:
-        """An array of a sequence, unpadded."""
         record = self.record(index)
         shard, shape = shard_path(self.path, array, index), self.plan.shape(array, record)
         heads = range(self.geometry.total_kv_heads)[self._heads or slice(None)]

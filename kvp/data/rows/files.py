@@ -17,7 +17,6 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, TypeVar
 
-from kvp.artifacts.addresses import read_bytes
 from kvp.artifacts.files import parse_json
 from kvp.data.rows.values import RowError, plain_row
 from kvp.errors import UsageError, first_line
@@ -106,7 +105,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
 def _json(path: Path) -> Iterator[Row]:
     """A list of objects, one object, or lines of objects."""
     try:
-        content = _parse(read_bytes(path).decode("utf-8-sig"))
+        content = _parse(path.read_bytes().decode("utf-8-sig"))
     except (json.JSONDecodeError, RecursionError):
         yield from _json_lines(path)
         return
@@ -179,7 +178,7 @@ def read_text(path: str | None, flag: str) -> tuple[str, Tally]:
     texts, parts = texts or [Path(path)], []
     for file in texts:
         try:
-            parts.append(read_bytes(file).decode("utf-8-sig"))
+            parts.append(file.read_bytes().decode("utf-8-sig"))
         except _UNREADABLE as error:
             raise UsageError(f"--{flag} {file}: cannot be read as text ({error})") from error
         if not parts[-1].strip() or "\0" in parts[-1]:

@@ -60,7 +60,6 @@ class _Talk:
         return str(rng.randint(2, 9)) if kind == "guests" else rng.choice(LISTS[kind])
 
     def talk_about(self, topic: Mapping[str, Any]) -> None:
-        """The exchanges of a topic."""
         drawn = {slot: self.draw(kind) for slot, kind in topic["draws"].items()}
         if "item" in drawn:
             self.items += [drawn["item"]] if drawn["item"] not in self.items else []

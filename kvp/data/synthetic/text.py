@@ -36,8 +36,6 @@ T = TypeVar("T")
 _SLOT = re.compile(r"\{([a-z0-9 ]+)\}")
 _NAMED = frozenset({"hero", "pal", "town", "town2"})
 _PROSE_SHARES = {"train": (0, 6), "validation": (6, 8), "test": (8, 10)}
-_ASIDE = 0.45
-"""Chance of a sentence off the story after each of its steps."""
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 LEXICON = json.loads((files("kvp.data") / "synthetic/lexicon.json").read_text(encoding="utf-8"))
@@ -151,7 +149,7 @@ def _story(rng: random.Random, split: str) -> Iterator[str]:
     yield _sentence(LEXICON["openings"], rng, fixed, split)
     for step in _pick(rng, LEXICON["plots"]):
         yield _sentence(step, rng, fixed, split)
-        if rng.random() < _ASIDE:
+        if rng.random() < 0.45:
             yield _sentence(LEXICON["asides"], rng, fixed, split)
 
 
@@ -260,7 +258,6 @@ class SampleInputs:
 
 @lru_cache(maxsize=4)
 def _share(essays: str, split: Split) -> list[str]:
-    """The words of `essays` that belong to `split`."""
     words = essays.split()
     low, high = (round(share * len(words)) for share in SHARES[split])
     return words[low:high]

@@ -329,8 +329,7 @@ MAKERS: Mapping[str, Callable[[SampleInputs, CountTokens], Maker]] = {
 RULER_TASKS = tuple(MAKERS)
 """All tasks that are generated: those of RULER, and `vt_0shot`."""
 RULER_13 = (*(name for name in RULER_TASKS if name != "vt_0shot"), "qa_1", "qa_2")
-"""RULER's thirteen tasks, the meaning of `ruler`; its score is the mean over exactly these. Its
-qa_1 and qa_2 need documents."""
+"""RULER's thirteen tasks, the meaning of `ruler`; its score is the mean over exactly these."""
 
 
 def generate(

@@ -189,7 +189,7 @@ def _turn(turn: Mapping[str, Any], published: PublishedTask) -> Turn:
     options = turn.get("options")
     if not isinstance(options, list) or len(options) != 4:
         raise RowError("has no list of four options")
-    lettered = zip("ABCD", options, strict=True)
+    lettered = zip(_CLASSES, options, strict=True)
     named = [letter for letter, option in lettered if str(option) in answers]
     return published.question.format(text, *options), tuple(dict.fromkeys([*named, *answers]))
 
