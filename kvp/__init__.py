@@ -156,7 +156,6 @@ def __dir__() -> list[str]:
 
 
 def _public_property(name: str) -> property:
-    """A public name, imported whenever it is used."""
 
     def load(_: object) -> Any:  # noqa: ANN401
         thing = getattr(import_own(_MODULES[name]), name)

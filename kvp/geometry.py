@@ -35,7 +35,6 @@ class Geometry:
     """Which layers of the model those are, ascending; empty where they are its first ones."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError on sizes or layers that cannot be those of a model."""
         indices = tuple(self.layer_indices)
         sizes = (self.layers, self.query_heads, self.kv_heads, self.head_dim)
         if {*map(type, (*sizes, *indices))} != {int} or max(sizes) > 2**20:

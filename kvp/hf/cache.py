@@ -276,17 +276,13 @@ class EvictingCache(Cache):
         with self.changing():
             for layer in self.layers:  # the one way to choose entries that every kind of layer has
                 layer.reorder_cache(indices)  # type: ignore[arg-type]
-            self._take_facts(indices)
-
-    def _take_facts(self, entries: Tensor) -> None:
-        """Make what is known beside the layers that of `entries` [R] int64 of the batch."""
-        if self.recorder is not None:
-            self.recorder.take(entries)
-        if self.turn is not None:
-            prompts = tuple(self.turn.prompts[entry] for entry in entries.tolist())
-            self.turn = replace(self.turn, prompts=prompts)
-        if self.ids is not None:
-            self.ids = self.ids[entries.to(self.ids.device)]
+            if self.recorder is not None:
+                self.recorder.take(indices)
+            if self.turn is not None:
+                prompts = tuple(self.turn.prompts[entry] for entry in indices.tolist())
+                self.turn = replace(self.turn, prompts=prompts)
+            if self.ids is not None:
+                self.ids = self.ids[indices.to(self.ids.device)]
 
     @property
     def lengths(self) -> list[int]:

@@ -65,8 +65,7 @@ def prefill_and_evict(
     Raises as `evicting` does; UsageError also where `fed_again` leaves no token, and inside an
     `evicting` block of the same model.
     """
-    inner = unwrap_model(model)
-    model, rule = _prepare_rule(inner, scorer, budget, protection, allocator, tokenizer)
+    model, rule = _prepare_rule(model, scorer, budget, protection, allocator, tokenizer)
     batch, tokens = input_ids.shape
     if not 0 <= fed_again < tokens:
         raise UsageError(f"fed_again must be 0 to {tokens - 1} of {tokens} tokens, got {fed_again}")

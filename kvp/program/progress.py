@@ -83,7 +83,6 @@ class Progress:
             self._print()
 
     def _repeat(self) -> None:
-        """Print a line now and then while no item is finished."""
         while not self._ended.wait(self._pause):
             if time.monotonic() - self._printed >= self._pause:
                 self._print()

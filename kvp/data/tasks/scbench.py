@@ -134,7 +134,6 @@ class ScbenchTask(ScoredByMetric):
         return Source(size=settings.count, make=make)
 
     def _samples(self, shared: SharedContext, settings: TaskSettings) -> Sequence[Sample]:
-        """One sample per question."""
         text, turns = shared
         of = PUBLISHED[self.name]
         header, questions = of.header, [question for question, _ in turns]
