@@ -24,7 +24,6 @@ class HubName:
     """A repository of models and one of its revisions: `org/name` or `org/name@revision`."""
 
     repository: str
-    """`org/name`."""
     revision: str | None = None
     """Branch, tag or commit; None: the main branch."""
 

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 RATIO_FLOOR = -200.0
-"""Smallest `ratio_reward`."""
 
 
 def log_prob(scores: Tensor, ranking: Tensor) -> Tensor:

@@ -133,7 +133,6 @@ class ObjectPath:
 
 
 Place = Path | ObjectPath
-"""Where an artefact lies."""
 
 
 def is_address(text: str) -> bool:

@@ -48,15 +48,11 @@ class FolderKind:
     marker: str
     """File that makes a folder one of this kind and holds its identity; written first."""
     error: type[KvpError]
-    """Raised when a folder is refused."""
     format: Format | None = None
-    """Format of the marker; None where it has none."""
     begun: str = r"(?!)"
-    """Regular expression of the files, as POSIX paths inside the folder, that an interrupted
-    creation may leave without a marker."""
+    """Regular expression of the POSIX paths that an interrupted creation may leave."""
     optional: tuple[str, ...] = ()
-    """Entries of the identity, `part.entry`, that are compared only where both sides have them:
-    programs know them only when the model is loaded."""
+    """Entries `part.entry` of the identity, compared only where both sides know them."""
 
     def read_marker(self, folder: Place) -> dict[str, Any] | None:
         """Content of the marker, None where there is none; raises `error` where it is damaged."""

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CHARACTERS = 40
-"""More characters than a token of text has on average: a text with more for each token of a limit
-need not be tokenised to know that it is too long."""
+"""More characters than a token has on average: a text with more of them for each is too long."""
 CHANGED = sys.maxsize
 """What a prompt counts as whose text the chat template changes."""
 _STEPS = 4

@@ -53,7 +53,6 @@ class Flag:
     default: Any
     """Value without the flag, with the chosen preset; MISSING where it must be given."""
     section: str
-    """Title in --help."""
     help: str
     """Docstring of the field and the default."""
 

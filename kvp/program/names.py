@@ -33,8 +33,7 @@ OTHER_METHODS = ("kvzap", "kvp", "full", "nulls", "tuned")
 TOKEN_INPUTS = ("key", "value", "position", "distance")
 """Inputs of a learned ranker that need no query; distance is that to the end of the cache."""
 INPUTS = (*TOKEN_INPUTS, "recent")
-"""All that a ranker can read of a token, in the order in which its network takes them; recent is
-what the last queries attend to."""
+"""Inputs of a ranker, in its network's order; recent is what the last queries attend to."""
 
 STORED_LABELS = ("kvzip", "kvzip_plus")
 """Labels a trace store may hold: importance of every prompt token by another method."""

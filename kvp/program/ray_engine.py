@@ -42,8 +42,7 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers without a GPU of their own share them all
 }
 _HANDED_ON = re.compile(r"(AWS|GOOGLE|KVP)_\w+|HF_(TOKEN|ENDPOINT|HUB_OFFLINE)")
-"""Variables of the command's environment that its workers have, too: how stores are reached; not
-those of one machine (`AWS_CONTAINER_`)."""
+"""Variables of the command that its workers have, too; `AWS_CONTAINER_...` is of one machine."""
 
 
 def gpus_of_worker(device: str) -> int:

@@ -143,7 +143,6 @@ PROGRAMS = {
         None, "eval.lm_harness.cli:main", "Run lm-evaluation-harness with evicted caches."
     ),
 }
-"""Programs by name."""
 
 
 def run_program(name: str, argv: Sequence[str] | None = None) -> int:

@@ -17,7 +17,6 @@ from kvp.program.names import STORED_LABELS
 FORMAT = Format("kvp-traces", 3)
 
 ARRAYS = ("q", "k", "v", *(f"label_{name}" for name in STORED_LABELS))
-"""Every array a store may have."""
 
 DTYPES: dict[str, tuple[torch.dtype, str]] = {
     "float32": (torch.float32, "float32"),
@@ -51,7 +50,6 @@ class SequenceRecord:
     prompt_length: StrictInt
     """Tokens up to the end of the prompt, answer prefix included."""
     token_ids: tuple[StrictInt, ...] = field(repr=False)
-    """T token ids."""
     reply_spans: tuple[tuple[StrictInt, StrictInt], ...] = ()
     """[start, stop) token ranges written by the assistant."""
     shards: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)

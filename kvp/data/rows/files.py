@@ -85,7 +85,6 @@ def files_of(data: str, flag: str) -> tuple[list[Path], list[Path], list[Path]]:
 
 
 _UNREADABLE = (OSError, ValueError, RecursionError)
-"""What reading a file raises."""
 
 
 _parse = partial(parse_json, parse_constant=int)  # which refuses NaN and Infinity

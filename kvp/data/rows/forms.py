@@ -26,7 +26,6 @@ _ANSWERS = ("answer", "answers")
 """Columns with the texts of right answers; the first one that is there counts."""
 _QUESTIONS = ("question", "questions")
 _CHOICES = ("choices", "endings", "choice0")
-"""Columns with texts to choose from."""
 _DIALOGUE = {"messages", "conversations", "prompt", "completion", "metric"}
 _ASKED = {
     *_DIALOGUE, *_ANSWERS, *_QUESTIONS, "context", "task", "answer_prefix", "max_new_tokens",
@@ -38,7 +37,6 @@ class Document:
     """One row, one tree of rows or one text file, in one of four forms."""
 
     split: str
-    """Split that owns it."""
     location: str = ""
     """Where it is in its data, for messages."""
     text: str = ""

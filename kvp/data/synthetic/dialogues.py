@@ -40,7 +40,6 @@ class _Talk:
     facts: dict[str, str] = field(default_factory=dict)
     """What the person may ask for, as `my ...`, to its latest value."""
     items: list[str] = field(default_factory=list)
-    """The shopping list."""
 
     def say(self, user: str, assistant: str) -> None:
         self.turns.append({"role": "user", "content": user})

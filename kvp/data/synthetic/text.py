@@ -231,7 +231,6 @@ class SampleInputs:
     name: str
     """Identifies the sample: task, split, seed, index."""
     split: Split
-    """Whose keys, values and text to use."""
     length: int
     """Tokens the prompt may have: an upper bound of the words ever needed."""
     essays: str | None = None

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 RULER = "ruler"
-"""The group of RULER's thirteen tasks."""
 
 TASKS: dict[str, Task] = {
     **{name: RulerTask(name) for name in RULER_TASKS},

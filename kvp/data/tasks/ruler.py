@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CountTokens = Callable[[Sample], int]
-"""Tokens of a prompt."""
 Maker = tuple[Callable[[int], Sample], int]
 """From an amount of haystack (lines, words or entries, as the task counts them) to the prompt with
 the same needles and answers, and the least amount."""

@@ -44,7 +44,6 @@ class DocumentQuestion:
     documents: tuple[str, ...]
     """Documents that are always shown, those that answer it among them."""
     answering: tuple[str, ...]
-    """Documents that answer it."""
     article: str | None = None
     """Article that the document is from; others of it are shown first."""
 

@@ -74,7 +74,6 @@ class PublishedTask:
     header: str = ""
     """Text before the context."""
     question: str = "{}"
-    """Template of a question."""
     options: bool = False
     """Whether a question has four options."""
 
