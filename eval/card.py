@@ -24,18 +24,11 @@ from policies.sources import INDEX
 def model_card(
     policy: Shard, name: str, *, license: str | None, results: str | Path | None = None
 ) -> str:
-    """Markdown with the YAML header that the hub reads.
+    """Markdown about all heads of a policy, with the YAML header that the hub reads.
 
-    Args:
-        policy: what the card is about, all heads of it.
-        name: what `load_policy` takes.
-        license: as the hub names it; None to state none.
-        results: folder written by kvp eval, for a table of this policy and of methods without one.
-
-    Raises:
-        PolicyError: it is a shard.
-        ResultsError: the results are damaged.
-        UsageError: they are not of this policy, which the digest of its index tells.
+    `name` is what `load_policy` takes, `license` as the hub names it, `results` a folder of kvp
+    eval, for a table of this policy and of methods without one. Raises PolicyError for a shard,
+    ResultsError for damaged results, UsageError where they are of another policy, by its digest.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -82,11 +75,7 @@ def _skills(meta: PolicyMeta) -> Iterator[str]:
 
 
 def _measured_facts(folder: Path, policy: Shard) -> dict[str, Any]:
-    """What a results folder says of a policy: `setup`, `tables`, `commands`, and `allocator`.
-
-    The last one is the rule with which the policy's records are best on average, None for
-    `uniform`.
-    """
+    """What a results folder says of a policy; `allocator` is the best on average, None: uniform."""
     results = load_results(folder)
     manifest, policies = results.manifest, results.manifest.get("policies", {})
     digest = sha256_file(policy.source.folder / INDEX)

@@ -32,10 +32,7 @@ CONTEXTS = FolderKind(noun="folder of contexts", marker="", error=CacheError)
 
 
 def run(config: CompressConfig) -> None:
-    """Write a context file per document.
-
-    Raises KvpError, in one line that names the flag or the document, on anything that cannot work.
-    """
+    """Write a context file per document; KvpError names the flag or document that cannot work."""
     name, rule = config.sides
     ranked_by = load_policy(name) if config.policy else make_scorer(name)
     scorer, allocator = resolve_method(ranked_by, rule)

@@ -84,7 +84,6 @@ class PromptConfig(DataConfig):
     MINIMUMS: ClassVar[Bounds] = {"continuation_tokens": 1, "max_new_tokens": 1}
 
     def __post_init__(self) -> None:
-        """Raise ValueError, naming the flag, on an unknown metric and on what are not numbers."""
         super().__post_init__()
         _ = self.depth_list, self.length_list  # reading them checks them
         if self.metric is not None and self.metric not in METRIC_NAMES:
@@ -198,7 +197,6 @@ class EvalConfig(
     MINIMUMS: ClassVar[Bounds] = {"prompts": 1, "timing_prompts": 0}
 
     def __post_init__(self) -> None:
-        """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
         super().__post_init__()
         for flag in ("methods", "allocators", "budgets", "protocols"):
             value = getattr(self, flag)
@@ -282,7 +280,6 @@ class CompressConfig(ModelConfig, DeviceConfig):
     """What is written. A folder of contexts, each a file that its digest names."""
 
     def __post_init__(self) -> None:
-        """Raise UsageError, naming the flag, on a budget that is none."""
         super().__post_init__()
         _check("budget", parse_budget, self.budget)
 
@@ -362,7 +359,6 @@ class TuneConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, Run
     MINIMUMS: ClassVar[Bounds] = {"settings_per_method": 2, "prompts": 1}
 
     def __post_init__(self) -> None:
-        """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
         super().__post_init__()
         _ = self.evaluation  # reading it checks it
 
@@ -415,7 +411,6 @@ class EvolveConfig(
     MINIMUMS: ClassVar[Bounds] = {"search_prompts": 1, "holdout": 0, "group": 1, "generations": 1}
 
     def __post_init__(self) -> None:
-        """Raise ValueError or UsageError, naming the flag, on settings that cannot work."""
         super().__post_init__()
         if not split_list(self.scorer):
             raise ValueError("--scorer is empty")

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch import tensor as as_tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
@@ -79,12 +78,12 @@ class Prompt:
     @property
     def ids(self) -> Tensor:
         """[prompt tokens] int64."""
-        return as_tensor(self.encoded.ids)
+        return torch.tensor(self.encoded.ids)
 
     @property
     def reply(self) -> Tensor:
         """[reply tokens] int64."""
-        return as_tensor(self.encoded.reply_ids)
+        return torch.tensor(self.encoded.reply_ids)
 
     def score(self, prediction: str) -> float:
         """The task's score of a prediction, 0 to 1; UsageError where a user's own task fails."""
@@ -198,10 +197,7 @@ Fields = dict[str, Any]
 def outcomes(
     bench: Bench, prompt: Prompt, start: Prefill, compressed: Sequence[Tensor]
 ) -> list[Outcome[Fields]]:
-    """Outcome of every cache, as the prompt's metric asks: `score` or, of a given reply, `nll`.
-
-    What each cache keeps is as of `kvp.ranking.Selection.tokens`.
-    """
+    """Outcome of every cache, as the prompt's metric asks: `score` or, of a given reply, `nll`."""
     if prompt.forced:
         tokens = len(prompt.reply)
         return [
@@ -344,11 +340,7 @@ def _record(
 
 
 def _evidence_fields(evidence: Sequence[int], kept: Tensor, cached: int) -> dict[str, Any]:
-    """Evidence among the first `cached` tokens, and how much of it each head keeps.
-
-    `kept` are the indices that are left. None without evidence: nothing to keep is
-    not the same as nothing kept.
-    """
+    """Evidence among the first `cached` tokens, and how much each head keeps; without any, None."""
     tokens = torch.tensor([token for token in evidence if token < cached], dtype=torch.int64)
     if not len(tokens):
         return {"evidence_tokens": None, "evidence_kept": None, "evidence_lost": None}

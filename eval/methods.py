@@ -1,9 +1,4 @@
-"""Methods of a run: scorers, each with an allocator, and the full cache.
-
-A `Method` is one line of a results table: a scorer (registered, a learned policy, or an object)
-with an allocator that splits the budget over the heads. At one budget it gives one record per
-prompt and protocol.
-"""
+"""Methods of a run: scorers, each with an allocator, and the full cache."""
 
 from __future__ import annotations
 
@@ -113,18 +108,10 @@ def build_methods(
 ) -> tuple[Method, ...]:
     """Methods of a run, in the order given; two spellings of one method count once.
 
-    Args:
-        methods: `full`, SCORER, SCORER+ALLOCATOR, `nulls` for all of `NULLS`, `tuned:FILE`, or
-            objects and classes of scorers.
-        allocators: for every method that names none.
-        policies: policies of `kvp`, `POLICY` or `label=POLICY` (`policies.sources`).
-        seed: of random methods and allocators.
-
-    Raises:
-        UsageError: an unknown method or allocator, `kvp` without policies, a method that cannot
-            size the cache itself with an allocator that lets it, or two of a user's own of one
-            name.
-        PolicyError: a damaged policy.
+    `methods` are `full`, SCORER, SCORER+ALLOCATOR, `nulls` (`NULLS`), `tuned:FILE`, or objects and
+    classes of scorers; `allocators` are for those that name none, `policies` for `kvp`
+    (`policy_sources`), `seed` for random ones. Raises UsageError on what is unknown, does not go
+    together or shares a name, PolicyError on a damaged policy.
     """
     built: list[Method] = []
     objects: dict[tuple[str, str, str | None], Scorer] = {}
@@ -156,9 +143,7 @@ def build_methods(
 
 
 def _refuse_namesakes(methods: Iterable[Method]) -> None:
-    """Raise UsageError where scorers or allocators of a user's own share a name: results would hold
-    one of both.
-    """
+    """Raise UsageError where two scorers or allocators of a user's own share a name."""
     named: dict[tuple[bool, str], Specification] = {}
     for method in methods:
         for made, written in zip((method.scorer, method.rule), method.written, strict=True):
@@ -266,10 +251,7 @@ def check_geometries(methods: Sequence[Method], geometry: Geometry) -> None:
 
 
 def file_digests(policies: Sequence[str], methods: Sequence[Method]) -> dict[str, str]:
-    """Digests of the files methods come from: policies by label, others by allocator or method.
-
-    `policy.json` holds the checksums of all other files of a policy.
-    """
+    """Digests of the files methods come from: policies by label, others by allocator or method."""
     sources = policy_sources(policies) | {
         label: scorer.source for label, scorer in policies_of(methods).items() if scorer.source
     }

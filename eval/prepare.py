@@ -144,8 +144,6 @@ def load_task_prompts(
     return prompts, notes
 
 
-COMPARED = ("model", "revision", "length", "sinks", "recents")
-"""Settings of an evaluation that should be those of the tuning."""
 Work = tuple[Prompt, str, Sequence[Method]]
 
 
@@ -188,7 +186,7 @@ def methods_of(config: EvalConfig) -> tuple[Method, ...]:
 def read_model(
     config: EvalConfig, methods: Sequence[Method], loaded: Loaded | None = None
 ) -> tuple[Geometry, PreTrainedTokenizerBase, int | None]:
-    """Geometry, tokenizer and number of positions (None: no limit) of a model, without its weights.
+    """Geometry, tokenizer and number of positions (None: no limit) of a model.
 
     Raises KvpError where the device, or one of the methods, does not go with it.
     """
@@ -274,7 +272,7 @@ def check_settings(config: EvalConfig, methods: Iterable[Method]) -> list[str]:
                 f"{label}: nothing was chosen for {missing[0]}; tune it, too, or use "
                 f"--protocols {','.join(known)}"
             )
-        for name in COMPARED:
+        for name in ("model", "revision", "length", "sinks", "recents"):
             theirs, ours = settings.data.get(name), getattr(config, name)
             if theirs != ours:
                 notes.append(f"{label}: chosen with --{name} {theirs}, this run has {ours}")

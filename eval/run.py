@@ -254,10 +254,7 @@ def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
 
 
 def evaluate_all(bench: Bench, prepared: Prepared, file: RecordFile, rank: Rank = ALONE) -> None:
-    """Append the records that are not there yet, prompt by prompt, of the share of one process.
-
-    Raises ResultsError as `WorkPieces`.
-    """
+    """Append the records that the share of one process lacks; ResultsError as `WorkPieces`."""
     work = WorkPieces(bench.config, prepared, file)
     share = rank.share(range(len(work)))
     left, total = work.undone(share), work.prompts(share)
@@ -281,10 +278,7 @@ def _counted(total: int, there: int) -> Iterator[Progress]:
 
 
 def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) -> None:
-    """The timing pass, on the first `prompts` prompts of one kind, generated answers preferred.
-
-    Each method and budget is timed once.
-    """
+    """The timing pass, on the first `prompts` prompts of one kind, generated answers preferred."""
     work = prepared.work
     prompt, protocol, settings = next((one for one in work if not one[0].forced), work[0])
     timed = [other for other in prepared.prompts if other.forced == prompt.forced][:prompts]
@@ -309,10 +303,7 @@ class WorkPieces:
     """The pieces of a run, numbered alike in all its processes, and which of them are done."""
 
     def __init__(self, config: EvalConfig, prepared: Prepared, file: RecordFile) -> None:
-        """Append to `file`.
-
-        Raises ResultsError where the file holds answers to other prompts of the same names.
-        """
+        """Append to `file`; ResultsError where it answers other prompts of the same names."""
         for prompt in prepared.prompts:
             digest = file.digests.get((prompt.task, prompt.sample.id))
             if digest is not None and digest != prompt.sample.digest:

@@ -1,7 +1,4 @@
-"""Rank tokens and split budgets: methods, allocators, learned rankers, files, the registry.
-
-Imports torch, never transformers.
-"""
+"""Methods, allocators, learned rankers, files and names; imports torch, never transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -26,8 +23,6 @@ __all__ = [
     "resolve_method", "sizes_itself", "split_method",
 ]  # fmt: skip
 
-_POLICIES = f"{', '.join(BUNDLED)}, a folder, org/name"
-
 
 def resolve_method(scorer: Any, allocator: Any = None) -> tuple[Any, Any]:  # noqa: ANN401
     """Scorer and allocator of `METHOD[+ALLOCATOR]` or `POLICY[+ALLOCATOR]`, or of two sides.
@@ -47,4 +42,5 @@ def resolve_method(scorer: Any, allocator: Any = None) -> tuple[Any, Any]:  # no
         if not what.startswith("unknown method"):
             raise
         hint = did_you_mean(str(left), BUNDLED)
-        raise UsageError(f"{what}{hint}{colon}{choices}; or a policy: {_POLICIES}") from None
+        policies = f"{', '.join(BUNDLED)}, a folder, org/name"
+        raise UsageError(f"{what}{hint}{colon}{choices}; or a policy: {policies}") from None

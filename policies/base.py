@@ -32,32 +32,23 @@ Limits = Mapping[str, Any]
 """What options may be: an integer its least value (0 where it has none here), a number its least
 and its largest (0 and infinity), text its choices."""
 
-
 Grid = Mapping[str, Sequence[Value]]
 """Option -> values that `kvp tune` tries: all choices and `auto`, and numbers, beyond whose ends it
 goes on by halves and doubles while the best is at one."""
 
-SHARES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
-"""Shares of a budget."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base of scorers and allocators: a name that follows from the options.
-
-    The docstring of each is what `kvp list` says of it.
-    """
+    """Base of scorers and allocators; `kvp list` prints the docstring of each."""
 
     method: ClassVar[str]
     """Name in `kvp.program.names`."""
     cost: ClassVar[str] = "nothing"
     """Its cost in addition to the prefill, in words."""
     presets: ClassVar[Presets] = {}
-    """Published settings."""
     limits: ClassVar[Limits] = {}
-    """What each option may be."""
     grid: ClassVar[Grid] = {}
-    """Values that `kvp tune` tries, by option; the most important option first."""
+    """The most important option comes first."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -65,11 +56,9 @@ class Options:
             cls.__repr__ = Options.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        """As `--methods` accepts it."""
         return self.name
 
     def __post_init__(self) -> None:
-        """Raise UsageError on an option outside its `limits`."""
         for option in fields(self):
             value = getattr(self, option.name)
             wanted = _required_value(value, option.default, self.limits.get(option.name))

@@ -36,9 +36,7 @@ class ContrastKV(Heuristic):
     scope: str = "layer"
     """Whose extremes step 2 takes: `layer` or `head`."""
     noise: int = 64
-    """Random tokens."""
     seed: int = 0
-    """Seed of the random tokens."""
     contrast: str = "random"
     """What gives S-: `random` tokens, or the first tenth of the `context` (the paper's control)."""
 

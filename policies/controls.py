@@ -23,7 +23,6 @@ class Random(Heuristic):
     """Keep random tokens, seeded."""
 
     seed: int = 0
-    """Key of the draw."""
 
     method: ClassVar[str] = "random"
     cost: ClassVar[str] = "one random number per token"

@@ -29,7 +29,6 @@ class ExpectedAttention(Heuristic):
     covariance: bool = True
     """Use the spread of the queries, not only their mean."""
     values: bool = True
-    """Multiply by the norm of the value."""
     epsilon: float = 0.01
     """Added to the expected attention before the norm of the value."""
 

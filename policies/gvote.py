@@ -33,19 +33,15 @@ class GVote(Heuristic):
     p_nuc: float = 0.95
     """Share of the last query's attention that k tokens must hold."""
     samples: int = 8
-    """Guessed queries per query head."""
     n_skip: int = 4
     """First tokens left out of the statistics."""
     future: int = 512
     """Positions after the prompt over which the rotation is averaged."""
     include_current: bool = True
-    """Let the last query vote, too."""
     min_keep: int = 4
-    """Minimum number of tokens of a head."""
     space: str = "hidden"
     """Where queries are drawn: `hidden` states (diagonal) or `query` space (full covariance)."""
     seed: int = 0
-    """Key of the draws."""
 
     method: ClassVar[str] = "gvote"
     cost: ClassVar[str] = "the attention of the guesses, O(G samples N D)"

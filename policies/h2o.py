@@ -46,7 +46,6 @@ class H2O(Heuristic):
     }
 
     def __post_init__(self) -> None:
-        """Raise UsageError on a window together with `recents`, and as all methods."""
         super().__post_init__()
         if self.window and self.recents:
             raise UsageError(f"{self.method}: window={self.window} needs recents=false")

@@ -76,8 +76,7 @@ class KVzap:
 def kvzap_scorer(source: str | None, options: Mapping[str, Value]) -> KVzap:
     """Read the networks of a folder or a repository of the hub.
 
-    Raises UsageError where there is none or options are given, PolicyError where the files are
-    damaged or of another kind.
+    Raises UsageError without a source or with options, PolicyError where the files are wrong.
     """
     if not source or options:
         raise UsageError(

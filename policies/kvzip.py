@@ -1,6 +1,6 @@
 """KVzip (arXiv 2505.23416): what the model attends to while it repeats its context.
 
-Formula and published settings: docs/methods/kvzip.md; the pass is `kvp.scoring.Reconstruction`.
+Formula and published settings: docs/methods/kvzip.md; the pass: `kvp.scoring.Reconstruction`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class KVzip(Heuristic):
     full: bool = False
     """Softmax over the whole cache instead of sinks and chunk; the largest of all passes."""
     forced: int = 0
-    """First tokens that are always kept."""
 
     method: ClassVar[str] = "kvzip"
     cost: ClassVar[str] = "one more forward pass over the context, in chunks"

@@ -47,7 +47,6 @@ class Calibration:
     """[A, K] float32 values at the knots, strictly increasing along K."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError where a map is none or does not increase."""
         shape = self.scores.shape
         if len(shape) != 2 or shape[1] < 2 or self.values.shape != shape:
             raise ValueError(
@@ -91,9 +90,7 @@ class LearnedScorer:
     rankers: HeadRankers
     """One ranker per KV head, layer-major: `geometry.total_kv_heads` of them."""
     geometry: Geometry
-    """The model the policy was trained for."""
     calibration: Calibration | None = None
-    """Map of every ranker's output to a scale that all heads share; None leaves it as it is."""
     label: str = "policy"
     """Name of the policy in messages: the one that it was loaded by."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -169,7 +166,6 @@ class LearnedScorer:
         return F.pad(scores, (0, view.fed_again)).contiguous()
 
     def _warn_of_length(self, tokens: int) -> None:
-        """Warn where rankers that see every place meet twice the tokens of their training."""
         spec = self.rankers.spec
         if not spec.reach and tokens > 2 * spec.reference_length:
             warnings.warn(

@@ -1,9 +1,7 @@
-"""Policy directories: `policy.json` and one safetensors file per KV head (format version 1).
+"""Policy directories: `policy.json` and one safetensors file per KV head (docs/formats.md).
 
-Normative description: docs/formats.md. Every file is written aside and renamed; `policy.json`,
-which holds the checksums of all others and its own, is written last and so commits the
-export: a directory without it is not a policy. Loading names the file that is wrong. What the
-policy computes is `policies.ranker`; nothing here executes anything that a file contains.
+Every file is written aside and renamed. `policy.json` has the checksums of all and is written last:
+a directory without it is no policy. Nothing here executes anything that a file contains.
 """
 
 from __future__ import annotations
@@ -38,14 +36,11 @@ POLICY = FolderKind(noun="policy", marker=INDEX, error=PolicyError, format=FORMA
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyMeta:
-    """Metadata of a policy directory."""
+    """Metadata of a policy directory (docs/formats.md)."""
 
     geometry: Geometry
-    """The model the rankers were trained for."""
     model: Mapping[str, str | None]
-    """`id` and `revision` of that model."""
     training: Mapping[str, Any] = field(default_factory=dict)
-    """Training manifest: configuration, seed, versions, digest of the traces."""
     held_out: Sequence[Mapping[str, Any]] = ()
     """Validation metrics, one mapping per head, layer-major."""
     heads: range | None = None
@@ -65,9 +60,7 @@ class Shard:
     """One ranker per head of `meta.head_range`."""
     meta: PolicyMeta
     calibration: Calibration | None
-    """Map of every ranker, None where there is none."""
     source: PolicySource
-    """Where it was found."""
 
 
 def head_file(layer: int, head: int) -> str:
@@ -135,11 +128,7 @@ def save_policy(
 
 
 def load_policy(name: str | Path | PolicySource) -> LearnedScorer:
-    """Load a policy as a scorer.
-
-    `name` as for `policies.sources.find_policy`. Raises PolicyError, which names the file that is
-    wrong and how.
-    """
+    """Load a policy, named as in `policies.sources.find_policy`; PolicyError names a wrong file."""
     whole = load_shard(name)
     meta = whole.meta
     if meta.heads is not None:
@@ -158,10 +147,7 @@ def load_policy(name: str | Path | PolicySource) -> LearnedScorer:
 
 
 def load_shard(name: str | Path | PolicySource) -> Shard:
-    """Load what a policy directory holds, all heads or some; names and errors as `load_policy`.
-
-    Weights are of the type that they were written in.
-    """
+    """Load what a policy directory holds, all heads or some; names and errors as `load_policy`."""
     source = name if isinstance(name, PolicySource) else find_policy(name)
     target = source.folder
     check_index(target)

@@ -81,7 +81,6 @@ class RankerSpec:
     farther from both ends look alike (`fourier` only). 0: every place is seen."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError on unknown architecture or inputs, or where they do not go together."""
         paper, given = self.architecture == "paper", tuple(self.inputs)
         if self.architecture not in ARCHITECTURES:
             raise ValueError(
@@ -422,8 +421,7 @@ def _linear(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
 
 
 def _norm(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
-    names = (f"{name}_norm_weight", f"{name}_norm_bias")
-    scale, shift = (weights[part].to(inputs.dtype) for part in names)
+    scale, shift = (weights[f"{name}_norm_{part}"].to(inputs) for part in ("weight", "bias"))
     if scale.shape[0] == 1:
         return F.layer_norm(inputs, inputs.shape[-1:], scale[0], shift[0])
     return F.layer_norm(inputs, inputs.shape[-1:]) * scale[:, None] + shift[:, None]

@@ -9,9 +9,8 @@ Both are written with their options (`policies.base`):
     package.module:Name(step=3)         a class or an object of your own
     snapkv:kvpress+ada(safeguard=0.3)   a scorer and an allocator
 
-Files may have any name without comma, plus sign and parentheses. `kvp.program.names` has the names
-alone, for command lines.
-Learned policies are not named here: they are directories (`policies.policy_files`).
+Files may have any name without comma, plus sign and parentheses. Learned policies are not named
+here: they are directories (`policies.policy_files`).
 """
 
 from __future__ import annotations
@@ -98,10 +97,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def parse(text: str, kind: str) -> Specification:
-    """Take a specification without plus sign apart; UsageError, naming the kind, where it cannot.
-
-    `kind` is what messages call it: `method` or `allocator`.
-    """
+    """Take a specification without plus sign apart; messages call it `kind`: method, allocator."""
     name, colon, argument, behind = split_specification(text)
     whole = f"{name}{colon}{argument}{behind}"
     if re.fullmatch(r"[\w.-]+(:[^(),+]+)?(\([^()]*\))?", whole) is None:
@@ -155,10 +151,7 @@ def make_scorer(spec: str | Specification | Scorer | type[Scorer]) -> Scorer:
 
 
 def make_allocator(spec: str | Specification | Allocator | type[Allocator]) -> Allocator:
-    """Build an allocator from a specification, an object or a class, as `make_scorer`.
-
-    Raises UsageError as `make_scorer`, PolicyError on a damaged budget file.
-    """
+    """Build an allocator as `make_scorer` a scorer; PolicyError, too, on a damaged budget file."""
     known = {name: kind.build for name, kind in ALLOCATORS.items()}
     allocator, label = _build(spec, "allocator", known)
     if not isinstance(allocator, Allocator):
@@ -244,7 +237,6 @@ ALLOCATORS: Mapping[str, type[BaseAllocator]] = {
         Uniform, Pyramid, Ada, Global, WindowKVAllocator, Shared, SelfSized, Evolved,
     )
 }  # fmt: skip
-"""Built-in allocators: name -> class, likewise."""
 
 FROM_OUTSIDE: Mapping[str, Builder] = {"kvzap": kvzap_scorer}
 """Methods whose weights or code do not come with kvp, written `NAME:WHAT`, by name."""

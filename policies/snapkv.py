@@ -31,7 +31,6 @@ class SnapKV(Heuristic):
     kernel: int = 5
     """Width of the pooling over positions, in tokens; odd."""
     pool: str = "max"
-    """`max` or `avg`."""
 
     method: ClassVar[str] = "snapkv"
     cost: ClassVar[str] = "the window's attention, O(G window N D)"
@@ -48,7 +47,6 @@ class SnapKV(Heuristic):
     }
 
     def __post_init__(self) -> None:
-        """Raise UsageError on an even kernel, and as all methods."""
         super().__post_init__()
         if self.kernel % 2 == 0:
             raise UsageError(f"{self.method}: kernel must be odd, got {self.kernel}")

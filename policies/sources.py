@@ -1,7 +1,4 @@
-"""Where a policy comes from: a folder, the policy of the bundled model, the hub, an object store.
-
-The one place that knows how policies are named; what the files hold is `policies.policy_files`.
-"""
+"""Where a policy comes from by its name: a folder, the wheel, the hub, an object store."""
 
 from __future__ import annotations
 

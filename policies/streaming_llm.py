@@ -17,7 +17,6 @@ class StreamingLLM(Heuristic):
     """Keep first tokens and the most recent ones."""
 
     n_sink: int = 4
-    """First tokens that come before all others."""
     keep_recents: bool = True
     """Let sinks take no more than half of the budget."""
 

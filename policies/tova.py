@@ -20,7 +20,6 @@ class TOVA(Heuristic):
     per_kv_head: bool = False
     """Average over the query heads of a KV head, not of the layer."""
     force_last: bool = False
-    """Always rank the last token first."""
 
     method: ClassVar[str] = "tova"
     cost: ClassVar[str] = "one query's attention, O(G N D)"

@@ -22,10 +22,8 @@ from policies.base import AUTO, Grid, Heuristic, Limits, Presets
 
 QA = "qa"
 """Information localisation: a few passages of the context hold the answer."""
-
 AGGREGATION = "aggregation"
 """Summaries, code, counting: the answer is spread over the context."""
-
 TASK_TYPES = (QA, AGGREGATION)
 
 

@@ -49,7 +49,6 @@ class CollectConfig(DataConfig, ModelConfig, RunConfig, WorkersConfig, DryRunCon
     }  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Raise ValueError, naming the flag, on settings that cannot work."""
         super().__post_init__()
         if not self.sequences:
             raise ValueError("--train, --validation and --test are all 0: nothing to collect")

@@ -1,7 +1,4 @@
-"""The collection itself: announce, open or continue the store, write sequence after sequence.
-
-Everything that can be refused is refused before the weights are loaded.
-"""
+"""The collection; everything that can be refused is refused before the weights are loaded."""
 
 from __future__ import annotations
 
@@ -45,10 +42,8 @@ disk that is too small refused, before the weights are loaded."""
 def run(config: CollectConfig) -> None:
     """Collect a trace store, or with `dry_run` print what that takes and stop.
 
-    Raises:
-        ModelError: the model or its tokenizer cannot be used.
-        UsageError: data, tasks or lengths that cannot work.
-        StoreError: the target holds something else, or the disk is too small.
+    Raises ModelError for model and tokenizer, UsageError for data, tasks and lengths that cannot
+    work, StoreError where the target holds something else or the disk is too small.
     """
     model_config = load_config(config.model, revision=config.revision)
     check_reach(model_config, config.model, config.length, config.max_new_tokens)
@@ -86,10 +81,7 @@ def prompts_of(config: CollectConfig) -> TaskSettings:
 
 
 def plan_prompts(config: CollectConfig, tokenizer: PreTrainedTokenizerBase) -> CollectionPlan:
-    """The prompts by index; what is to be known of them is printed.
-
-    Raises UsageError for data that does not exist or fit.
-    """
+    """The prompts by index, announced; UsageError for data that does not exist or fit."""
     phase("making the prompts")
     jobs = plan_collection(prompts_of(config), config.counts, tokenizer)
     if jobs.tasks:
@@ -147,10 +139,7 @@ def announce(
 
 
 def check_disk(path: Place, needed: int) -> None:
-    """Raise StoreError when the disk that `path` will be on has fewer than `needed` bytes left.
-
-    An object store has no such limit.
-    """
+    """Raise StoreError when the disk that `path` will be on has fewer than `needed` bytes left."""
     if isinstance(path, ObjectPath):
         return
     folder = path.absolute()

@@ -1,7 +1,7 @@
 """Settings of `kvp train` and `kvp merge`; no torch here.
 
-What is not given of the recipe (`train.recipe`), the command line and `kvp.train` take from the
-preset; a config that is made directly has the defaults of the first one.
+Command line and `kvp.train` take what is not given of the recipe from the preset; a config that is
+made directly has the defaults of the first one.
 """
 
 from __future__ import annotations
@@ -93,10 +93,8 @@ class TrainConfig(
         }
         for name, recipe in PRESETS.items()
     }
-    """Settings of each preset, for the command line."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming a flag that cannot work."""
         super().__post_init__()
         self.recipe()  # making it checks it
         if self.heads not in (None, AUTO_HEADS):

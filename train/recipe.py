@@ -8,10 +8,9 @@ its released code. Differences that remain:
   of each of 128 sequences and takes the mean over sequences; 16 contexts x 8 permutations keep its
   number of episodes per step.
 - The compression point is uniform over the sequence, as Algorithm 1 says. The released RULER
-  pipeline always compresses at the end of the prompt (`--compress_prompt 1 --compress_uniform 0`
-  gives that).
-- Advantages are normalised over the episodes of one head in one step; gradients are clipped per
-  head, because all heads train in one job here and each learns by itself.
+  pipeline always compresses at the end of the prompt (`--compress_prompt 1 --compress_uniform 0`).
+- All heads train in one job, each by itself: advantages are normalised over the episodes of one
+  head in one step, gradients clipped per head.
 - The averaging of weights reaches its decay of 0.99 about 900 steps after the warm-up instead of at
   once (`train.learning.optim.average_decay`).
 - Weights, scores and optimiser are float32; the released code trains in bfloat16.
@@ -156,7 +155,6 @@ class ContextSettings(Group):
     }  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the flags that cannot work."""
         super().__post_init__()
         if self.compress_prompt + self.compress_context + self.compress_uniform <= 0:
             raise ValueError(
@@ -187,7 +185,6 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
     """Decay of the averaged weights, which are validated and exported; starts after warm-up."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the flag that cannot work."""
         super().__post_init__()
         OBJECTIVES.check(self.objective)
         LABELS.check(self.label)
@@ -215,10 +212,7 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
     def input_list(self) -> tuple[str, ...]:
         """Names of the inputs, in the order of `INPUTS`; unknown ones last."""
         named = split_list(self.inputs)
-        return (
-            *(name for name in INPUTS if name in named),
-            *(name for name in named if name not in INPUTS),
-        )
+        return tuple(sorted(named, key=[*INPUTS, *named].index))
 
     @property
     def reads_queries(self) -> bool:

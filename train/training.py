@@ -212,10 +212,7 @@ class Between(pl.Callback):
     state_key = "Checkpoints"  # its place in checkpoints (docs/formats.md)
 
     def __init__(self, job: Job, module: RankerTraining) -> None:
-        """Validate `module` on the job's held-out contexts, and write to the folder of its run.
-
-        The run has the folder's name in TensorBoard.
-        """
+        """Validate `module` on the job's held-out contexts, and write to the folder of its run."""
         self._job, self._module, self._target = job, module, job.target
         self._points = job.validation_points(job.config.validation_contexts)
         self._opened = ExitStack()

@@ -190,7 +190,13 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         seed=config.seed,
         made_by=_made_by(plan, journal, elite),
         held_out=_held_out(others, plan, elite),
-        data=_data_of(config, search_prompts),
+        data={
+            "tasks": list(dict.fromkeys(prompt.task for prompt in search_prompts)),
+            "split": config.split,
+            "length": config.length,
+            "prompts": len(search_prompts),
+            "sha256": digest_json([prompt.ids.tolist() for prompt in search_prompts]),
+        },
     )
     save_budgets(folder / BUDGET_FILE, budgets, manifest)
     seal(folder)
@@ -289,21 +295,8 @@ def _made_by(plan: SearchPlan, journal: Journal, elite: Elite) -> dict[str, Any]
     }
 
 
-def _data_of(config: EvolveConfig, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    return {
-        "tasks": list(dict.fromkeys(prompt.task for prompt in prompts)),
-        "split": config.split,
-        "length": config.length,
-        "prompts": len(prompts),
-        "sha256": digest_json([prompt.ids.tolist() for prompt in prompts]),
-    }
-
-
 def _held_out(others: PromptSet, plan: SearchPlan, elite: Elite) -> dict[str, Any] | None:
-    """Elite and uniform at the exact budget, side by side on prompts the search never saw.
-
-    None where there are no such prompts.
-    """
+    """Elite and uniform at the exact budget on prompts the search never saw; None without any."""
     if not others.prompts:
         return None
     exact = replace(plan, constraint="project").scheme(np.array(elite.scheme, dtype=np.float64))

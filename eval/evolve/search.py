@@ -39,8 +39,6 @@ from kvp.ranking import apportion
 
 FORMAT = Format("kvp-search", 2)
 JOURNAL = "search.jsonl"
-
-
 SEARCH = FolderKind(
     noun="search", marker=MANIFEST, error=ResultsError, format=FORMAT, optional=("model_digest",)
 )
@@ -67,10 +65,7 @@ class Journal:
     def __init__(
         self, path: Path, *, on_append: Callable[[Generation], None] | None = None
     ) -> None:
-        """Open or create; a torn last line is dropped, ResultsError on other damage.
-
-        `on_append` is called with every appended generation.
-        """
+        """Open or create; a torn last line is dropped, ResultsError on other damage."""
         self.path = path
         self._on_append = on_append
         self.generations: list[Generation] = []
@@ -196,10 +191,7 @@ def layer_groups(layers: int, size: int) -> list[slice]:
 
 
 def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Elite:
-    """Run a search, or replay what the journal holds and continue; returns the fittest scheme.
-
-    Raises ResultsError where the journal is of another search.
-    """
+    """Run a search, or continue that of the journal; ResultsError where that is another's."""
     score_of: dict[Scheme, float] = {}
     recorded = enumerate([*journal.generations], start=1)
 

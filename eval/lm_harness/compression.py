@@ -31,21 +31,8 @@ def compression(
     """The method at its budget, `question`, and JSON of all that decides about an answer besides
     the request.
 
-    Args:
-        method: one method of kvp eval: `full`, `snapkv+global`, `kvp`, `tuned:FILE`.
-        budget: tokens kept per KV head on average: `128`, or a share of what is compressed,
-            `12.5%`.
-        policies: policy directory of the method `kvp`.
-        protection: `on` or `off`, whether the first `sinks` and last `recents` tokens stay.
-        sinks: first tokens that protection keeps.
-        recents: last tokens that protection keeps.
-        question: `inside`, the whole prompt is read before it is compressed; `outside`, only what
-            ends with the text of one of `CONTEXT_FIELDS`. The rest is fed afterwards.
-        seed: of random methods and allocators.
-
-    Raises:
-        UsageError: anything unknown, missing or ambiguous.
-        PolicyError: a damaged policy.
+    docs/lm_eval.md has the parameters. Raises UsageError on anything unknown, missing or ambiguous,
+    PolicyError on a damaged policy.
     """
     for name, value, known in (
         ("question", question, tuple(QUESTIONS)),

@@ -69,17 +69,9 @@ class KvpLM(HFLM):  # type: ignore[misc]
     ) -> None:
         """Load the model and build the method.
 
-        Args:
-            pretrained: "nano", a folder, a hub id or a loaded model, which then needs `tokenizer`.
-            tokenizer: object, folder or hub id; None for the model's own.
-            batch_size: continuations of one context that are fed together; auto: `max_batch_size`.
-            max_batch_size: what auto means.
-            settings: of `compression` (method, budget, ...), of `load` (device, dtype, ...), and
-                those arguments of HFLM that are in `_OF_HFLM`.
-
-        Raises:
-            UsageError: an argument that is unknown or cannot work, in one line.
-            ModelError, PolicyError: as kvp eval.
+        `settings` are those of `compression` and `load`, and the arguments of HFLM in `_OF_HFLM`
+        (docs/lm_eval.md). A loaded model needs its `tokenizer`; `batch_size` auto is
+        `max_batch_size`. Raises UsageError where an argument cannot work, and as kvp eval.
         """
         if settings.pop("trust_remote_code", False):
             raise UsageError("trust_remote_code: kvp never runs code that comes with a model")
@@ -138,10 +130,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         return scores
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The answer to every prompt, one after another.
-
-        Raises UsageError as `loglikelihood`.
-        """
+        """The answer to every prompt, one after another; UsageError as `loglikelihood`."""
         answers: list[str] = []
         for request in tqdm(requests, desc="answering", disable=disable_tqdm):
             self._answered = self._tokens_after(request, request.args[0])
@@ -149,11 +138,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         return answers
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Take the file of `--use_cache`.
-
-        Its answers are found by their requests alone, so one that was begun with other settings is
-        refused by a UsageError.
-        """
+        """Take the file of `--use_cache`; UsageError where it was begun with other settings."""
         stored = cache_hook.dbdict
         if stored is not None:
             mine = f"{self._identity} {weights_digest(self.model)}"

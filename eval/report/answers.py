@@ -1,7 +1,4 @@
-"""Answers to read: of a few prompts, what every method answered at every budget.
-
-The page holds them compressed, and its script shows one prompt at a time.
-"""
+"""What every method answered to a few prompts at every budget, compressed for the page."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Figures of the report, drawn by matplotlib: SVG in the page, PNG files for papers.
-
-Uses figures without pyplot, so no global state and no display; texts are never read as formulas.
-"""
+"""Figures of the report, by matplotlib without global state: SVG in the page, PNG for papers."""
 
 from __future__ import annotations
 
@@ -22,7 +19,6 @@ from eval.results.records import FULL, LEARNED, ORACLE
 from eval.results.settings import MethodSetting, are_shares
 from policies.registry import NULLS
 
-WRITER = "kvp-report"
 SPREAD = 1.006
 """Factor between neighbouring curves at one budget: their intervals do not cover each other."""
 
@@ -57,7 +53,7 @@ class Picture:
         with rc_context({**_SETTINGS, "svg.hashsalt": self.name}):  # else figures share names
             self.figure.savefig(
                 stream, format=form, dpi=300, facecolor="none" if form == "svg" else "white",
-                metadata=empty if form == "svg" else {"Software": WRITER},
+                metadata=empty if form == "svg" else {"Software": "kvp-report"},
             )  # fmt: skip
         return stream.getvalue()
 

@@ -62,7 +62,6 @@ class Run:
     """A results folder, and every number of it that is estimated or averaged."""
 
     def __init__(self, results: Results) -> None:
-        """Compute them."""
         self.results = results
         records = [*results.in_plan, *results.timing]
         groups = policy_groups(records)

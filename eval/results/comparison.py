@@ -1,8 +1,5 @@
 """What methods score under one protocol: every number, and the settings shown.
 
-The closing table of kvp eval, reports and model cards show these numbers. Intervals are over
-prompts and policy seeds (`stats`), methods are `settings.MethodSetting`.
-
 Tasks on which the full cache fails, or nothing is lost without context, are set apart
 (`sort_tasks`), and what is unfinished ranks no method. What is said of the numbers is in
 `eval.results.sentences`.
@@ -173,13 +170,11 @@ class SortedTasks:
 def sort_tasks(kind: Kind, records: Iterable[ResultsRow]) -> SortedTasks:
     """Sort the tasks of one protocol into usable ones and those that say nothing of methods.
 
-    The full cache fails a task where its mean score is below `FAILS`: a ratio to it is then one of
-    a few answers, and what methods answer is chance. The mean, not the interval, so that few
-    prompts do not set apart what the model can do; not for `GRADED` metrics. Nothing is lost
+    Why: docs/decisions.md#tasks-set-apart. The full cache fails a task where its mean score (for
+    its interval, prompts may be too few) is below `FAILS`; not by `GRADED` metrics. Nothing is lost
     without context where the best null at the smallest budget it was run at scores within the
     interval of the full cache (and half of it, for intervals of few prompts are wide), or the full
-    cache gains less than `LEAST_GAIN` nats per token: these prompts cannot show what lies between.
-    All are usable where the full cache was not run.
+    cache gains less than `LEAST_GAIN` nats per token. All are usable where it was not run.
     """
     tasks = group_by(records, itemgetter("task"))
     apart: dict[str, tuple[str, str]] = {}
@@ -315,10 +310,7 @@ class Comparison:
         )  # fmt: skip
 
     def minus(self, ours: Estimate, theirs: Estimate) -> Interval | None:
-        """The difference, paired by prompt, more is better: of scores, or nats per token.
-
-        None where they share no prompt. Computed once, wherever it is shown.
-        """
+        """The difference, paired by prompt, in scores or nats per token; None without any."""
         if (ours, theirs) not in self._paired:
             shared = not ours.prompts.isdisjoint(theirs.prompts)
             self._paired[ours, theirs] = stats.paired_difference(
@@ -379,10 +371,7 @@ class Comparison:
 
     @cached_property
     def gaps(self) -> Mapping[Place, Interval]:
-        """What methods have over the first of `best` at the same budget, paired by prompt.
-
-        Of the settings shown, and of all nulls.
-        """
+        """What the settings shown and nulls have over the first of `best` at a budget, paired."""
         if self.best is None:
             return {}
         first = self.best.settings[0]
@@ -429,9 +418,8 @@ class Comparison:
     def over_null(self, setting: MethodSetting, spec: str) -> Interval | None:
         """What a setting has over the best null of its protection, paired by prompt.
 
-        Nulls score nothing (`policies.registry`), so every method has to beat the best one. It is
-        the best on these very prompts, which favours the nulls. None for nulls and the full cache,
-        and where no null was run.
+        It is the best on these very prompts, which favours the nulls. None for nulls and the full
+        cache, and where no null was run.
         """
         nulls = [
             of for (null, at), of in self.cells.items()

@@ -52,7 +52,6 @@ FORMAT = Format("kvp-results", 3)
 INPUT_FLAGS = ("essays", "squad", "hotpotqa", "chat", "text", "data")
 """Settings that name files or folders which prompts come from."""
 
-
 RESULTS = FolderKind(
     noun="results folder",
     marker=MANIFEST,
@@ -199,9 +198,8 @@ class Results:
 def progress(results: Results) -> dict[tuple[str, str], tuple[int, int]]:
     """Prompts that are done and prompts that were planned, by task and protocol.
 
-    A prompt is done where every setting of the runs that planned it has its row. Empty for a
-    folder without a plan, such as one of kvp tune. `planned` of the manifest has an entry per run
-    and group of tasks: `protocol`, `prompts` by task, and `settings` (`SETTING_FIELDS`).
+    A prompt is done where every setting of the runs that planned it has its row. Empty for a folder
+    without a plan, such as one of kvp tune.
     """
     rows: dict[tuple[Any, ...], set[str]] = defaultdict(set)
     for record in results.records:
@@ -238,11 +236,7 @@ def unfinished_work(results: Results) -> str:
 
 
 def load_results(folder: Path) -> Results:
-    """Read a results folder.
-
-    Raises ResultsError, in one line that names the file, where the folder is missing, holds no
-    results, is of an unknown format, or is damaged.
-    """
+    """Read a results folder; ResultsError, naming the file, where it is none or damaged."""
     if not folder.is_dir():
         raise ResultsError(NO_RESULTS.format(folder))
     if not (folder / MANIFEST).exists():

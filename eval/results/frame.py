@@ -1,8 +1,4 @@
-"""What a comparison says, as text and as pandas tables: with its sentences, or a number a column.
-
-`kvp.evaluate` and `kvp.read_results` give a `ResultsFrame`; `tidy` is behind the CSV files and
-tables for papers.
-"""
+"""What a comparison says, as text and as pandas tables, for Python, CSV files and papers."""
 
 from __future__ import annotations
 
@@ -169,7 +165,6 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
         return shown.rename_axis(index=self.unfinished or "method", columns=None)
 
     def __repr__(self) -> str:
-        """What kvp eval prints at its end."""
         size = f"{len(self)} rows, {len(self.columns)} columns; every number: .summary()"
         return f"{summary(self.comparisons)}\n{size}"
 

@@ -247,10 +247,7 @@ class RecordParts(RecordFile):
 
 
 def results_folder(name: str) -> Path:
-    """A results folder that a user names; where it lies elsewhere or in parts, a whole copy of it.
-
-    Raises AddressError where there is none at an address.
-    """
+    """The folder of a name, or a whole copy of one elsewhere or in parts; AddressError for none."""
     source = place(name)
     if isinstance(source, Path) and not (source / PARTS).is_dir():
         return source

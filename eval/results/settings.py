@@ -82,9 +82,7 @@ class MethodSetting:
 
     @property
     def family(self) -> str:
-        """Name of a line in a figure: the method, with its policy group. A method that sizes the
-        cache itself is a separate family: it has no budgets to compare at.
-        """
+        """The method with its policy group; apart where it sizes the cache itself."""
         return f"{self._named}+{self.allocator}" if self.self_sized else self._named
 
     @property

@@ -1,7 +1,6 @@
-"""What the lines of results folders hold, for their readers.
+"""What the lines of results folders hold (docs/formats.md), checked where they are read.
 
-Files may come from anyone: they are checked where they are read. docs/formats.md says what each
-field is; fields that have no name here are left alone.
+Files may come from anyone; fields that have no name here are left alone.
 """
 
 from __future__ import annotations

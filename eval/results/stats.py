@@ -10,9 +10,7 @@ One bootstrap with two crossed levels (docs/decisions.md#intervals, with its cov
 - Policy seeds add Student's t of the means of the seeds. With one seed there is nothing to
   estimate their spread from: the interval is then about prompts alone.
 
-All methods answer the same prompts, so differences are paired. What is said of a number is one
-vocabulary: the estimate, its 95 % interval, the paired difference with its interval, one test
-(`holm`), and the prompts that a smaller difference would take (`prompts_to_resolve`).
+All methods answer the same prompts, so differences are paired.
 """
 
 from __future__ import annotations
@@ -205,10 +203,7 @@ def perplexity(records: Iterable[Mapping[str, Any]]) -> Interval:
 
 
 def median_interval(values: Sequence[float]) -> Interval | None:
-    """Median and its interval between order statistics; None for fewer than 6 values.
-
-    No distribution is assumed: the number of values below the median is binomial.
-    """
+    """Median and its interval between order statistics (binomial); None for fewer than 6 values."""
     if len(values) < 6:
         return None
     low, high = quantile_test(values).confidence_interval(1 - LEVEL)
@@ -340,10 +335,7 @@ def _seed_draws(means: Sequence[float], generator: np.random.Generator) -> Float
 
 
 def _p_value_of_seeds(draws: Floats, means: Sequence[float]) -> float:
-    """Two-sided, of draws [`RESAMPLES`] to which the deviations of seeds are still to be added.
-
-    Their distribution is known, so that small p-values are not a matter of counting draws.
-    """
+    """Two-sided, of draws [`RESAMPLES`] without the deviations of seeds, which are Student's t."""
     ratio, degrees = draws / _standard_error(means), len(means) - 1
     tails = [float(special.stdtr(degrees, side * ratio).mean()) for side in (-1, 1)]
     return min(1.0, 2 * min(tails))

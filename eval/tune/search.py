@@ -101,10 +101,7 @@ def next_batch(search: Search, count: int) -> list[Method]:
 
 
 def _with_value(setting: Method, name: str, value: Any) -> Method | None:  # noqa: ANN401  # any option
-    """The setting with another value; None where its options exclude it.
-
-    Where an even number is excluded, it is the next odd one: some options take no others.
-    """
+    """The setting with another value, or the odd one after an even one; None if excluded."""
     owner, _, option = name.partition(".")
     try:
         made = replace(getattr(setting, owner), **{option: value}) if option else value
@@ -119,10 +116,7 @@ def _with_value(setting: Method, name: str, value: Any) -> Method | None:  # noq
 
 
 def _unseen(search: Search, ranked: Sequence[Method], name: str) -> Sequence[Method | None]:
-    """The best setting with every value that none has had.
-
-    Where options exclude each other, it is the best setting that can have them.
-    """
+    """The best setting that can have it, with every value that none has had."""
     rule = type(ranked[0].rule)
     able = [one for one in ranked if not name.startswith("rule.") or type(one.rule) is rule]
     seen = list(map(attrgetter(name), able))

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from kvp.ranking import Request, winners
-from policies.base import SHARES, BaseAllocator, Grid, Limits
+from policies.base import BaseAllocator, Grid, Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Ada(BaseAllocator):
     cost: ClassVar[str] = "a selection per layer, O(H N)"
     reads: ClassVar[str] = "scores that compare within a layer"
     limits: ClassVar[Limits] = {"safeguard": (0, 1)}
-    grid: ClassVar[Grid] = {"safeguard": SHARES}
+    grid: ClassVar[Grid] = {"safeguard": (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0)}
 
     def allocate(self, request: Request) -> Tensor:
         """Tokens of each head: [L, H] int64, every layer H * budget."""

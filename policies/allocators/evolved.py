@@ -30,31 +30,22 @@ BUDGET_FILE = "budgets.json"
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetFile:
-    """Everything a budget file holds; all but geometry and counts are records."""
+    """Everything a budget file holds (docs/formats.md); all but geometry and counts are records."""
 
     model: Mapping[str, str | None]
-    """`id` and `revision` of the model."""
     layers: int
     kv_heads: int
     scorer: str
-    """Scorer that ranked the tokens: a method specification, or `kvp/LABEL`."""
     protocol: str
-    """`query_aware` or `query_agnostic`."""
     protection: Protection
-    """Tokens always kept while the counts were chosen."""
     budget: int
-    """Tokens per KV head on average that the counts were chosen for."""
     cached_tokens: int
-    """Tokens in the cache before eviction that the counts were chosen for."""
     counts: tuple[int, ...]
     """Tokens of every KV head of a layer, [L]."""
     seed: int
     made_by: Mapping[str, Any] = field(default_factory=dict)
-    """How the counts were chosen: settings and summary of the search."""
     held_out: Mapping[str, Any] | None = None
-    """The counts compared with uniform ones on other prompts, None where nothing was run."""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Which prompts the counts were chosen on."""
 
 
 def budget_path(file: str | Path) -> Path:
@@ -107,7 +98,6 @@ class Evolved(BaseAllocator):
         return super().build(None, {**options, "file": str(file)})
 
     def __post_init__(self) -> None:
-        """Raise PolicyError unless the file can be read, and as all allocators."""
         super().__post_init__()
         _ = self.budgets  # reading them checks them
 

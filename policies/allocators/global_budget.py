@@ -1,7 +1,4 @@
-"""All heads of the model compete for one budget (KVzip, arXiv 2505.23416, section 3.4).
-
-Rule and published settings: docs/methods/global.md.
-"""
+"""KVzip (arXiv 2505.23416, section 3.4): all heads share one budget (docs/methods/global.md)."""
 
 from __future__ import annotations
 

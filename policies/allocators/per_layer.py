@@ -9,10 +9,7 @@ from kvp.ranking import Request, apportion
 
 
 def exact_counts(shares: Tensor, request: Request) -> Tensor:
-    """Tokens in proportion to `shares` ([L] float64): [L, H] int64, sum `request.total`.
-
-    What does not fit between `request.floor` and N goes to the other layers, in proportion.
-    """
+    """Tokens in proportion to `shares` ([L] float64), `request.floor` to N: [L, H] int64."""
     layers, _, tokens = request.scores.shape
     counts = apportion(shares, layers * request.budget, minimum=request.floor, maximum=tokens)
     return in_every_head(counts, request)

@@ -1,7 +1,4 @@
-"""PyramidKV (arXiv 2406.02069): budgets fall linearly from the lowest layer to the highest.
-
-Rule and published code: docs/methods/pyramid.md.
-"""
+"""PyramidKV (arXiv 2406.02069): the lowest layers get the most tokens (docs/methods/pyramid.md)."""
 
 from __future__ import annotations
 

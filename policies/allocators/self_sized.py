@@ -21,10 +21,7 @@ class SelfSized(BaseAllocator):
     sized_by_scorer: ClassVar[bool] = True
 
     def allocate(self, request: Request) -> Tensor:
-        """The scorer's sizes between `request.floor` and N: [L, H] int64.
-
-        Raises UsageError when the scorer has none.
-        """
+        """The scorer's sizes from `request.floor` to N: [L, H] int64; UsageError without any."""
         if request.sizes is None:
             raise UsageError(
                 f"allocator {self.method}: the method does not say how many tokens it needs; "

@@ -1,7 +1,4 @@
-"""All heads and layers keep the same tokens, as engines with one list of tokens need it.
-
-Rule: docs/methods/shared.md. Ties go to the newer token.
-"""
+"""All heads and layers keep the same tokens, as some engines need it (docs/methods/shared.md)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""WindowKV's budgets (arXiv 2503.17922): they fall from one group of layers to the next.
-
-Rule, and where paper and code differ: docs/methods/windowkv_rule.md.
-"""
+"""WindowKV's budgets (arXiv 2503.17922) by groups of layers (docs/methods/windowkv_rule.md)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Contexts a ranker learns from, read from a trace store and cached within a bound of RAM.
 
 A context is a sequence at a compression point: keys and values of the cached tokens of every head,
-and their importance (`train.data.labels`), computed from the stored queries or stored as it is.
-Labels depend on sequence and point only, so they are cached while they fit and recomputed
-afterwards, with the same result. Traces stay in their stored dtype and become float32 when a
-context is made.
+and their importance (`train.data.labels`). Labels depend on sequence and point only, so they are
+cached while they fit and recomputed afterwards, with the same result. Traces stay in their stored
+dtype and become float32 when a context is made.
 """
 
 from __future__ import annotations
@@ -119,10 +118,7 @@ class ContextSource:
         self._label_memory = _Memory(memory_bytes // 4)
 
     def context(self, point: CompressionPoint) -> RankingContext:
-        """All cached tokens of a point, on the source's device.
-
-        Raises StoreError when the sequence is damaged.
-        """
+        """All cached tokens of a point, on the source's device; StoreError on damage."""
         with self._turn:
             importance, *last = self._importance(point)
             keys, values = self._keys_and_values(point.sequence)
@@ -245,10 +241,9 @@ class StepContexts:
         *,
         steps: int,
     ) -> None:
-        """Make the contexts of the points `points(step)` for steps below `steps`.
+        """Make the contexts of `points(step)`, the same at every call, for steps below `steps`.
 
-        `points` must give the same for a step at every call, and `source` be safe to use from two
-        threads.
+        `source` must be safe to use from two threads.
         """
         self._source = source
         self._points = points
@@ -257,10 +252,7 @@ class StepContexts:
         self._next: dict[int, Future[list[RankingContext]]] = {}
 
     def contexts(self, step: int) -> list[RankingContext]:
-        """Contexts of a step, in the order of its points; steps may come in any order.
-
-        Raises what `source` raises, StoreError for a damaged sequence, in the step that needs it.
-        """
+        """Contexts of a step, which may be any; it raises what `source` raises for its points."""
         future = self._next.get(step)
         contexts = self._make_contexts(step) if future is None else future.result()
         self._next = {}

@@ -59,9 +59,8 @@ class Label:
     ) -> Tensor:
         """The label from the queries of a trace, shapes as `FromQueries`.
 
-        `replies` are the [start, stop) token ranges that the assistant wrote.
-
-        Raises UsageError where a user's own label fails or returns what is no importance.
+        `replies` are the [start, stop) token ranges that the assistant wrote. Raises UsageError
+        where a user's own label fails or returns what is no importance.
         """
         assert self.from_queries is not None, "labels that are only stored come with the trace"
         given = [queries, keys, prefix_length, stop]
@@ -100,10 +99,7 @@ def label_of(name: str) -> Label:
 
 
 def calibration_target(label: str) -> str:
-    """What rankers trained on a label are calibrated to (docs/method.md#calibration).
-
-    The label itself where kvp collect stores it or a part of it, else one of `TARGET_LABELS`.
-    """
+    """What rankers trained on a label are calibrated to (docs/method.md#calibration)."""
     if label_of(label).stored is not None:
         return label
     return "reply_contribution" if label == "max_reply_attention" else "contribution"
@@ -124,20 +120,12 @@ MAX_FUTURE_ATTENTION = Label(from_queries=max_future_attention)
 important than one that many attend to a little (docs/decisions.md#default-label)."""
 
 MAX_REPLY_ATTENTION = Label(from_queries=max_future_attention, reading=READING)
-"""Largest attention of the queries that write a reply, and a fifth of that of all others.
-
-Queries of the question and of an answer's prefix are read, not written: asked for the value of a
-key, a model attends to the key while it reads the question, and needs the value alone to answer.
-They still count a little, since what they find may be passed on to the reply."""
+"""Largest attention of the queries that write a reply, and a fifth of that of all others, such as
+the question's (docs/decisions.md#default-label)."""
 
 REPLY_AND_KVZIP = Label(from_queries=max_future_attention, stored="kvzip", reading=READING)
-"""`MAX_REPLY_ATTENTION` and KVzip's scores, half of the importance each.
-
-What answers attend to says what is asked for; what repeating the context attends to says what no
-other token can replace."""
+"""`MAX_REPLY_ATTENTION` and KVzip's scores, half of the importance each."""
 
 KVZIP, KVZIP_PLUS = Label(stored="kvzip"), Label(stored="kvzip_plus")
-"""KVzip's scores: the attention a token gets while the model repeats its prompt.
-
-They need passes of the model, so `kvp collect --labels` computes and stores them
-(`kvp.hf.trace.LABEL_PASSES`); the answer's tokens have none."""
+"""KVzip's scores: the attention a token gets while the model repeats its prompt, stored by `kvp
+collect --labels` (`kvp.hf.trace.LABEL_PASSES`); the answer's tokens have none."""

@@ -27,16 +27,11 @@ class TrainingData:
     identity: dict[str, Any]
     """Identity of the training data, independent of where it is stored; JSON."""
     training: list[SequenceRecord]
-    """Sequences to draw contexts from."""
     validation: list[SequenceRecord]
-    """Sequences to validate on."""
 
 
 def open_store(config: TrainConfig, recipe: Recipe) -> TrainingData:
-    """Open the store of a run, for the heads that it trains.
-
-    Raises StoreError where it is damaged, incomplete or holds nothing to train or validate on.
-    """
+    """Open the store of a run, for the heads it trains; StoreError where it cannot be used."""
     path = place(config.traces)
     reader = TraceReader(path)
     heads = config.heads_of(reader.geometry)
@@ -113,8 +108,5 @@ def recorded_text(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recorded_model(manifest: Mapping[str, Any]) -> dict[str, str | None]:
-    """Name, revision and digests of the model that traces come from, as far as they are recorded.
-
-    Policies carry it, so that a user is warned where another model of the same heads is meant.
-    """
+    """Name, revision and digests of the model that traces come from, as far as recorded."""
     return {**manifest["model"], **manifest.get("identity", {}).get("model", {})}

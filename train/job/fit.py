@@ -1,8 +1,7 @@
 """Lightning's Trainer as a training needs it.
 
-What Lightning cannot do is ours: checkpoints that replace one another on the disk they are on (its
-own are made in /tmp), progress as of the other programs, exit codes of signals, and one line about
-a checkpoint that cannot be continued from.
+Ours are: checkpoints that replace one another on their disk (Lightning makes its own in /tmp),
+progress, exit codes of signals, and one line about a checkpoint that cannot be continued from.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ class _WholeFiles(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
     ) -> None:
-        """Write one."""
         with naming(Path(path)):
             Path(path).parent.mkdir(exist_ok=True)
             with replacing(Path(path)) as stream:

@@ -43,11 +43,7 @@ class Job:
         return len(self.heads) == self.traces.geometry.total_kv_heads
 
     def source(self, label: str) -> ContextSource:
-        """Contexts of the store with a label.
-
-        One label after the other, within `--memory_gb`: those of other labels remember nothing from
-        then on.
-        """
+        """Contexts with a label; those of others are forgotten: `--memory_gb` is for one."""
         for other in self.sources.keys() - {label}:
             self.sources[other].forget()
         if label not in self.sources:
@@ -65,12 +61,11 @@ class Job:
 
 def prepare(config: TrainConfig, recipe: Recipe) -> Job:
     """Check everything that can be checked before anything is written."""
-    identity = config.identity() | asdict(recipe)
     device = device_of(config.device)
     training_data = open_store(config, recipe)
     traces = training_data.traces
     key_frequencies(traces, recipe)  # raises before anything is written
-    identity["traces"] = training_data.identity
+    identity = config.identity() | asdict(recipe) | {"traces": training_data.identity}
     return Job(
         config=config,
         recipe=recipe,

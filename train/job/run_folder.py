@@ -2,9 +2,8 @@
 
 `run.json` is written first and says what is being trained; one checkpoint replaces the other as a
 whole; `policy.json` comes last, and then the checkpoint goes. Two runs share a folder only if
-everything that decides the weights agrees (`TrainConfig.identity`, the store's digest, the head
-geometry). A run whose folder lies in an object store writes to a copy on this disk; checkpoints and
-logs are sent as they are made, the policy at the end.
+everything that decides the weights agrees. A run whose folder lies in an object store writes to a
+copy on this disk; checkpoints and logs are sent as they are made, the policy at the end.
 """
 
 from __future__ import annotations
@@ -90,10 +89,7 @@ class RunFolder:
         return self.checkpoint if self.checkpoint.exists() else None
 
     def finish(self) -> None:
-        """Send the policy that was exported to `folder`; delete the checkpoint.
-
-        Raises UsageError where the folder was deleted, moved or replaced since `prepare`.
-        """
+        """Send the exported policy, delete the checkpoint; UsageError if `folder` was replaced."""
         if self._claim is not None:
             self._claim.check()
             self.send(*(path.name for path in policy_files(self.folder)))

@@ -70,10 +70,7 @@ def calibration_of(target: str, knots: Sequence[tuple[Array, Array]]) -> Calibra
 
 
 def fit_head(scores: Array, targets: Array) -> tuple[Array, Array]:
-    """Knots of one head from its tokens: [M] scores and [M] targets -> two increasing arrays [P].
-
-    Values are natural logarithms of the expected target.
-    """
+    """Knots of one head: [M] scores and targets of tokens -> rising scores and log targets [P]."""
     order = np.argsort(scores, kind="stable")
     starts = bin_starts(len(order))  # [bins]
     sizes = np.diff([*starts, len(order)])

@@ -1,7 +1,4 @@
-"""Rankers before the first step.
-
-`fourier` rankers take rotary frequencies and feature statistics from training traces.
-"""
+"""Rankers before the first step; `fourier` takes statistics and frequencies from the traces."""
 
 from __future__ import annotations
 
@@ -48,11 +45,9 @@ def random_rankers(
 def feature_statistics(
     reader: TraceReader, records: Sequence[SequenceRecord], spec: RankerSpec
 ) -> dict[str, Tensor]:
-    """Mean and standard deviation of every channel over training tokens.
+    """Mean and standard deviation of every channel over training tokens: each [A, D] float32.
 
-    Keys are as rankers of `spec` see them from the end of a sequence. Returns `key_mean`,
-    `key_std`, `value_mean` and `value_std`, each [A, D] float32 (sums in float64). Raises
-    StoreError on damaged sequences.
+    Keys are as rankers of `spec` see them from the end of a sequence. StoreError on damaged ones.
     """
     tokens = 0
     sums: list[Tensor] = []

@@ -2,9 +2,7 @@
 
 Every KV head is an agent with a policy of its own (the paper's view): rewards, baselines and
 normalisation stay within one head, and losses are summed over heads, so that what "gradient norm 5"
-means does not depend on how many heads train together. Left out: differentiable sorts
-(`train.learning.differentiable_sorts`), where contexts come from (`train.data.contexts`), and the
-ranker (`policies.ranker`).
+means does not depend on how many heads train together.
 """
 
 from __future__ import annotations
@@ -168,12 +166,8 @@ def _sampled_objective(
 ) -> tuple[Tensor, dict[str, float]]:
     contexts = range(len(batch.seeds))
     rankings = [sample_rankings(batch, context, recipe.permutations) for context in contexts]
-    rewards = torch.stack(
-        [
-            _REWARDS_OF_RANKINGS[recipe.reward](importance, ranking)
-            for importance, ranking in zip(batch.importances, rankings, strict=True)
-        ]
-    )
+    reward = _REWARDS_OF_RANKINGS[recipe.reward]
+    rewards = torch.stack(list(map(reward, batch.importances, rankings)))  # [C, K, A]
     advantage = normalise(baseline(rewards, batch), batch, recipe.advantage_clip)  # [C, K, A]
     metrics = {"train/reward": float(mean_of_counted(rewards.mean(1), batch.counted))}
     return policy_loss(batch, rankings, advantage), metrics

@@ -33,10 +33,7 @@ class Muon(torch.optim.Optimizer):
     """Muon for the matrices of a model of independent heads, AdamW for its other parameters."""
 
     def __init__(self, model: nn.Module, *, lr: float, weight_decay: float) -> None:
-        """Train the parameters of `model`; see `is_matrix` for which of them count as matrices.
-
-        `weight_decay` is decoupled, as AdamW's.
-        """
+        """Train the parameters of `model`; `weight_decay` is decoupled, as AdamW's."""
         named = list(model.named_parameters())
         matrices, others = (
             [weight for name, weight in named if is_matrix(name, weight) == wanted]
@@ -71,8 +68,7 @@ class Muon(torch.optim.Optimizer):
 def is_matrix(name: str, weight: Tensor) -> bool:
     """Whether a parameter of a ranker is a matrix per network that maps vectors to vectors.
 
-    Position tables (rows are looked up one by one), the last layer (one output) and vectors are
-    not.
+    Not: position tables (rows are looked up one by one), the last layer (one output), vectors.
     """
     return name.endswith("_weight") and weight.dim() == 3 and weight.shape[2] > 1
 
@@ -136,10 +132,7 @@ def average_decay(step: int, *, warmup: int, ema: float) -> float:
 
 @torch.no_grad()
 def update_average(average: nn.Module, model: nn.Module, decay: float) -> None:
-    """Move the weights of `average` towards those of `model`: a <- decay * a + (1 - decay) * m.
-
-    Buffers are copied; a decay of 0 copies everything.
-    """
+    """Move the weights of `average` towards those of `model`, by 1 - decay; buffers are copied."""
     for mean, value in zip(average.parameters(), model.parameters(), strict=True):
         mean.lerp_(value, 1.0 - decay)
     for copy, buffer in zip(average.buffers(), model.buffers(), strict=True):

@@ -3,11 +3,10 @@
 Attention lost is measured with the protected tokens first, which count inside every budget; skill,
 as the reward, with none protected.
 
-A policy that sees keys, values and positions only is useful where it ranks better than the methods
-that see no more and need no training: the attention-free ones of the registry, with their default
-options, on the same contexts (`HEURISTICS`). Where the question is seen, kvp eval also shows
-methods the prompt's last token (docs/decisions.md#last-token), which contexts do not hold: the mean
-key of KeyDiff and the partitions of LagKV differ by that token.
+A policy is useful where it ranks better than the methods that see no more and need no training: the
+attention-free ones, with their default options, on the same contexts (`HEURISTICS`). Where the
+question is seen, kvp eval also shows methods the last token (docs/decisions.md#last-token), which
+contexts do not hold: the mean key of KeyDiff and the partitions of LagKV differ by it.
 """
 
 from __future__ import annotations
@@ -88,16 +87,12 @@ def evaluate(
     geometry: Geometry | None = None,
     heads: range = range(0),
 ) -> HeldOut:
-    """Evaluate `rankers`; with the geometry of a model, whose `heads` they rank, heuristics, too.
-
-    Raises ValueError without contexts.
-    """
+    """Evaluate `rankers`; given a model's geometry, heuristics on its `heads`, too."""
     skills, compared = [], []
     losses: dict[str, list[Tensor]] = {str(budget): [] for budget in VALIDATED_BUDGETS}
     for context in contexts:
         importance, tokens = context.importance, context.length
-        scores = scores_of(rankers, context)  # [A, N]
-        ranked = [(scores, tokens)]
+        ranked = [(scores_of(rankers, context), tokens)]  # [A, N]
         lost = lost_importance(importance, ranked, UNPROTECTED)  # [A, N + 1]
         skills.append(skill(importance, lost))
         lost = lost_importance(importance, ranked, Protection())
@@ -118,10 +113,7 @@ def evaluate(
 
 @torch.no_grad()
 def heuristic_skills(context: RankingContext, geometry: Geometry, heads: range) -> Tensor:
-    """Skill of the M `HEURISTICS` on a context of these consecutive heads of a model.
-
-    [M, A] float32 on the CPU; NaN without signal.
-    """
+    """Skill [M, A] float32 of the `HEURISTICS` on a context of these heads; NaN without signal."""
     width, views = geometry.kv_heads, []
     for number, layer in enumerate(geometry.model_layers):
         first, stop = max(heads.start, number * width), min(heads.stop, (number + 1) * width)
