@@ -27,10 +27,8 @@ from kvp.scoring import Needs
 
 DECODED_TOKENS = 8
 """Decode steps timed per record; their median is reported."""
-
 SECONDS = ("prefill_seconds", "evict_seconds", "decode_seconds_per_token")
 """Measures that differ from run to run, so that a median needs an interval."""
-
 Meter = Callable[[Bench], AbstractContextManager[list[float]]]
 """Around a piece of work: a list that holds what the work took once it is done."""
 

@@ -148,10 +148,7 @@ class RankerTraining(pl.LightningModule):
         return itertools.count(self.global_step)
 
     def training_step(self, step: int, batch_idx: int) -> dict[str, Any]:
-        """Score the contexts of a step and return the loss of the recipe's objective.
-
-        Next to `loss` the result holds `metrics`, name -> float, for the log.
-        """
+        """Score the contexts of a step: `loss` of the objective, and `metrics`, name -> float."""
         recipe = self._recipe
         contexts = self._contexts.contexts(step)
         counted = torch.stack([has_signal(context.importance) for context in contexts])  # [C, A]

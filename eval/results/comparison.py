@@ -170,11 +170,11 @@ class SortedTasks:
 def sort_tasks(kind: Kind, records: Iterable[ResultsRow]) -> SortedTasks:
     """Sort the tasks of one protocol into usable ones and those that say nothing of methods.
 
-    Why: docs/decisions.md#tasks-set-apart. The full cache fails a task where its mean score (for
-    its interval, prompts may be too few) is below `FAILS`; not by `GRADED` metrics. Nothing is lost
-    without context where the best null at the smallest budget it was run at scores within the
-    interval of the full cache (and half of it, for intervals of few prompts are wide), or the full
-    cache gains less than `LEAST_GAIN` nats per token. All are usable where it was not run.
+    Why: docs/decisions.md#tasks-set-apart. The full cache fails a task where its mean score is
+    below `FAILS` (its interval would set apart tasks of few prompts); not by `GRADED` metrics.
+    Nothing is lost without context where the best null at the smallest budget it was run at scores
+    within the interval of the full cache (and half of it, for intervals of few prompts are wide),
+    or the full cache gains less than `LEAST_GAIN` nats per token. Without it all are usable.
     """
     tasks = group_by(records, itemgetter("task"))
     apart: dict[str, tuple[str, str]] = {}
@@ -310,7 +310,7 @@ class Comparison:
         )  # fmt: skip
 
     def minus(self, ours: Estimate, theirs: Estimate) -> Interval | None:
-        """The difference, paired by prompt, in scores or nats per token; None without any."""
+        """The difference, paired, more is better: scores, nats per token; None without prompts."""
         if (ours, theirs) not in self._paired:
             shared = not ours.prompts.isdisjoint(theirs.prompts)
             self._paired[ours, theirs] = stats.paired_difference(

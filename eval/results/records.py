@@ -74,15 +74,11 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 SEEN = {"query_aware": "question seen", "query_agnostic": "question not seen"}
-
 ORACLE = "oracle"
 """Method that ranks by the attention that the answer will pay."""
-
 LEARNED = "kvp"
-
 UNIFORM = "uniform"
 """Allocator of a method that keeps equally many tokens in every head."""
-
 READABLE = 8
 """Prompts of a task, the first ones, whose records also hold what people read."""
 

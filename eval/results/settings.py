@@ -126,10 +126,7 @@ def sort_families(settings: Iterable[MethodSetting]) -> dict[str, str]:
 
 
 def budget_axis(records: Iterable[ResultsRow]) -> dict[str, float]:
-    """Budgets as they were written and their mean tokens per KV head, smallest first.
-
-    None where only the full cache and self-sized methods occur.
-    """
+    """Budgets as written and their mean tokens per KV head, smallest first; without own sizes."""
     budgets = group_by(records, lambda record: record["budget_spec"])
     means = {spec: float(np.mean([record["budget"] for record in same]))
              for spec, same in budgets.items() if spec not in (None, SELF_SIZED)}  # fmt: skip

@@ -9,7 +9,7 @@ from kvp.ranking import Request, apportion
 
 
 def exact_counts(shares: Tensor, request: Request) -> Tensor:
-    """Tokens in proportion to `shares` ([L] float64), `request.floor` to N: [L, H] int64."""
+    """[L, H] int64 in proportion to `shares` [L] float64: sum `request.total`, each floor to N."""
     layers, _, tokens = request.scores.shape
     counts = apportion(shares, layers * request.budget, minimum=request.floor, maximum=tokens)
     return in_every_head(counts, request)

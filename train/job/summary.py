@@ -51,10 +51,7 @@ def print_start(job: Job, rankers: HeadRankers) -> None:
 
 
 def print_summary(result: HeldOut, best_step: Tensor, geometry: Geometry, heads: range) -> None:
-    """Print the held-out metrics of the exported weights, and where a heuristic is as good.
-
-    `best_step` is [A] int64; `heads` are those of the model that it is about.
-    """
+    """Print held-out metrics of the weights of `heads`, exported from `best_step` [A] int64."""
     best, names = result.best_heuristics(), head_names(geometry, heads)
     weakest = "" if len(names) <= SHOWN_HEADS else f"; the {SHOWN_HEADS} heads of least skill"
     table = Table(

@@ -47,7 +47,8 @@ def feature_statistics(
 ) -> dict[str, Tensor]:
     """Mean and standard deviation of every channel over training tokens: each [A, D] float32.
 
-    Keys are as rankers of `spec` see them from the end of a sequence. StoreError on damaged ones.
+    Keys are as rankers of `spec` see them from the end of a sequence. Raises StoreError on damaged
+    sequences.
     """
     tokens = 0
     sums: list[Tensor] = []
@@ -70,10 +71,7 @@ def feature_statistics(
 
 
 def key_frequencies(traces: TraceReader, recipe: Recipe) -> tuple[float, ...]:
-    """Frequencies that a ranker of `recipe` turns keys with, none where it takes them as stored.
-
-    Raises StoreError where the traces do not say how their model rotates keys.
-    """
+    """Frequencies that a ranker turns keys with, if any; StoreError where traces lack them."""
     if recipe.key_frame == "stored" or "key" not in recipe.input_list:
         return ()
     frequencies = traces.manifest.get("rope_frequencies")

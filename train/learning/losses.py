@@ -90,10 +90,7 @@ def mean_of_counted(values: Tensor, counted: Tensor) -> Tensor:
 
 
 def mean_of(loss: Callable[[Tensor, Tensor], Tensor]) -> Objective:
-    """The objective that is a loss of scores and importance, each [A, N], without sampled rankings.
-
-    The loss returns [A], of which the mean over contexts is taken.
-    """
+    """The objective of a loss of scores and importance, [A, N] each -> [A]: mean over contexts."""
 
     def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
         losses = [loss(s, w) for s, w in zip(batch.scores, batch.importances, strict=True)]
