@@ -20,7 +20,7 @@ from benchmarks.measuring import options, rows_of, timed, write_report
 from kvp.artifacts.addresses import files_below
 from kvp.program.table import run_program
 
-WORDS = {"collect": "trace_collect.run.decimal", "eval": "eval.run.span"}
+WORDS = {"collect": "trace_collect.run.decimal", "eval": "eval.run.timedelta"}
 """What puts the estimate of each program into words."""
 
 
@@ -40,10 +40,10 @@ def _compared(args: Namespace, made: Path, program: str) -> list[dict[str, Any]]
         "--budgets 10% --protection off --timing_prompts 0",
     }[program]
     flags = [*own.split(), "--device", args.device, "--out", f"{made / program}"]
-    with patch(WORDS[program], side_effect=lambda said, *_: f"{said:.4g}") as worded:
+    with patch(WORDS[program], side_effect=lambda *said, **_: f"{said}") as worded:
         if code := run_program(program, [*flags, "--dry_run"]):
             raise RuntimeError(f"kvp {program} --dry_run ended with {code}")
-    said = worded.call_args.args[0]
+    (said,) = (*worded.call_args.args, *worded.call_args.kwargs.values())
     code, seconds = timed(lambda: run_program(program, flags), args.device)
     if code:
         raise RuntimeError(f"kvp-{program} ended with {code}")

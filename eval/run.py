@@ -12,6 +12,7 @@ prompt alone.
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -247,8 +248,8 @@ def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
     count = len(prepared.work)
     say(
         f"dry run: {seconds:.1f} s for one prompt, so about "
-        f"{timedelta(seconds=round(seconds * count))} for all {count} evaluations; timing comes on "
-        "top. Nothing was written."
+        f"{timedelta(seconds=math.ceil(seconds * count))} for all {count} evaluations; timing comes "
+        "on top. Nothing was written."
     )
     return records
 

@@ -81,7 +81,7 @@ def _kvzap(model: PreTrainedModel) -> KVzap:
 
     count = range(model.config.num_hidden_layers)
     layers = [(linear(width // 8, width), linear(heads, width // 8)) for _ in count]
-    return KVzap(source="random", layers=layers, digest="", record={})
+    return KVzap(source="random", layers=layers, digest="")
 
 
 def _round(

@@ -33,7 +33,6 @@ def no_weights(monkeypatch):
         (["--train=0", "--validation=0"], "nothing to collect"),
         (["--device=cuda:99"], "--device cuda:99"),
         (["--labels=kvzip,snap"], "--labels: no label 'snap'; use kvzip, kvzip_plus"),
-        (["--tree_paths=all"], "is about rows of files, and --data ruler names none"),
         (["--train=-1"], "--train must be at least 0"),
         (["--tasks= ,"], "--tasks is empty"),
     ],
