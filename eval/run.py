@@ -248,8 +248,8 @@ def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
     count = len(prepared.work)
     say(
         f"dry run: {seconds:.1f} s for one prompt, so about "
-        f"{timedelta(seconds=math.ceil(seconds * count))} for all {count} evaluations; timing comes "
-        "on top. Nothing was written."
+        f"{timedelta(seconds=math.ceil(seconds * count))} for all {count} evaluations; timing "
+        "comes on top. Nothing was written."
     )
     return records
 

@@ -171,7 +171,8 @@ def take_over(config: PreTrainedConfig, path: str) -> None:
             f"{path} is of architecture {name:.80}, kvp loads files of {', '.join(KNOWN)}: name "
             "the folder that this file was converted from"
         )
-    read = READ | GGUF_CONFIG_MAPPING[name].keys()
+    theirs: Any = GGUF_CONFIG_MAPPING[name]
+    read = READ | theirs.keys()
     unread = [
         f"{name}.{field}" for field, value in fields.items()
         if field not in read and value != NEUTRAL.get(field, type(value)())
