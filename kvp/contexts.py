@@ -288,7 +288,7 @@ def same_buffers(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
     there, here = theirs.get("buffers"), ours.get("buffers")
     one, other = (model.get("frequencies") or [] for model in (theirs, ours))
     alike = len(one) == len(other)
-    close = not alike or all(map(partial(isclose, rel_tol=1e-5), one, other))
+    close = not (one and other) or (alike and all(map(partial(isclose, rel_tol=1e-5), one, other)))
     return close and (None in (there, here) or (there == here and alike))
 
 
