@@ -193,8 +193,8 @@ def pack_context(
     even = len({*every}) == 1
     if not even and any(count % MULTIPLE for count in every):
         raise UsageError(f"heads keep other multiples of {MULTIPLE}: give compress the allocator")
-    kept = -(-sum(every) // (len(every) * MULTIPLE)) * MULTIPLE  # rows of whole blocks
-    kept = every[0] if even else kept
+    blocks = -(-sum(every) // (len(every) * MULTIPLE))  # of the mean head, whole ones
+    kept = every[0] if even else blocks * MULTIPLE
     keys = [rotate_keys(rows, embedding, kept - len(token_ids)) for rows in keys]
     if even:
         heads = len(counts[0])
@@ -240,7 +240,8 @@ def read_facts(path: Path) -> ContextFacts:
 def read_context(path: Path, most: float = float("inf")) -> Context:
     """A context file of at most `most` bytes of tensors.
 
-    Raises CacheError as `read_facts`, for a larger one, and where a tensor does not fit.
+    Raises CacheError as `read_facts`, for a larger one, and where its tensors are damaged or lack a
+    layer. Their shapes are the writer's.
     """
     with _opened(path) as (header, size, read_tensors):
         facts = _facts(path, header)

@@ -74,8 +74,8 @@ class RankerSettings(Group):
     """Width of the ranker's hidden layers."""
     inputs: str = ",".join(INPUTS)
     """Inputs of the ranker per token, comma separated, some of key, value, position, distance and
-    recent (what the last 32 queries attend to). Of them the network of paper reads key, value and
-    position, whatever is said here."""
+    recent (what the last 32 queries attend to). The network of paper reads key, value and position,
+    which cannot be chosen."""
     neighbours: int = 31
     """Tokens on either side of a token that add to its score; 0 scores every token by itself."""
     key_frame: KeyFrame = "end"

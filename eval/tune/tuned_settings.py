@@ -80,9 +80,14 @@ class TunedSettings:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], label: str, path: str = "") -> Self:
-        """Read `to_json`; raises ResultsError, naming `label`, where it is damaged."""
+        """Read `to_json`; ResultsError, naming `label`, where it is damaged, or was written when
+        several policies were tuned at once.
+        """
         with foreign(label, ResultsError):
-            return TypeAdapter(cls).validate_python({**content, "path": path})
+            found = TypeAdapter(cls).validate_python({**content, "path": path})
+        if len({(of.requested, of.protocol) for of in found.methods}) < len(found.methods):
+            raise ResultsError(f"{label} is of several policies: tune each of them apart")
+        return found
 
 
 def load_settings(name: str | Path) -> TunedSettings:

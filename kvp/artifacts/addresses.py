@@ -218,4 +218,8 @@ def opened(address: str, process: int) -> Any:  # noqa: ANN401 - a store of obst
 
 def retry_seconds() -> float:
     """How long a request that fails is repeated."""
-    return float(os.environ.get("KVP_RETRY_SECONDS", "180"))
+    text = os.environ.get("KVP_RETRY_SECONDS", "180")
+    try:
+        return float(text)
+    except ValueError:
+        raise AddressError(f"KVP_RETRY_SECONDS is no number of seconds: {text!r}") from None

@@ -168,7 +168,7 @@ def plain_attention(
     """Attention over keys and values [B, H, S, D] as transformers computes it: [B, T, Q, D].
 
     `mask` is a bool [B, 1, T, S], or None for causal attention of S tokens (of one: to all);
-    `options` as `StoredKeys.layer`.
+    `options` are those of `StoredKeys.layer`'s `attend`.
     """
     if _is_fused(options):
         attended, _ = sdpa_attention_forward(module, query, keys, values, mask, **options)
@@ -186,7 +186,7 @@ def grouped_attention(
 
     The G query heads of a group become G * T queries of one KV head. Shapes: query [B, Q, T, D],
     keys and values [B, H, S, D], visible [B, H or 1, T or 1, S] bool (None: all) -> [B, T, Q, D].
-    A query that sees no slot gets zeros. `options` as `StoredKeys.layer`.
+    A query that sees no slot gets zeros. `options` are those of `StoredKeys.layer`'s `attend`.
     """
     if not _is_fused(options):
         return _eager_attention(query, keys, values, visible, options)

@@ -32,7 +32,7 @@ NEUTRAL = {
     "rope.scaling.yarn_beta_slow": 1.0, "rope.scaling.yarn_ext_factor": 1.0,
 }  # fmt: skip
 """Values of all other fields that change nothing. What is not named here: 0, False, nothing."""
-DIVISORS = "rope_freqs.weight"
+DIVISOR = "rope_freqs.weight"
 """Tensor that the frequencies of Llama 3 are divided by."""
 LONGROPE = {"rope_factors_short.weight", "rope_factors_long.weight"}
 """Tensors of frequencies that change with the length, which are refused."""
@@ -60,7 +60,7 @@ class Metadata:
     """Tensors of one dimension, such as norms."""
     vocabulary: int
     weights: int
-    """Numbers in all tensors but `DIVISORS`."""
+    """Numbers in all tensors but `DIVISOR`."""
 
     @property
     def head_dim(self) -> int:
@@ -72,7 +72,7 @@ class Metadata:
     @np.errstate(all="ignore")  # of a damaged file
     def rope(self) -> dict[str, Any]:
         """`rope_parameters` that turn keys as llama.cpp does; ModelError where there are none."""
-        get, freqs = self.fields.get, self.vectors.get(DIVISORS)
+        get, freqs = self.fields.get, self.vectors.get(DIVISOR)
         kind, scaling = get("rope.scaling.type", "linear"), get("rope.scaling.attn_factor", 1.0)
         factor = get("rope.scaling.factor") or get("rope.scale_linear") or 1.0
         plain = {"rope_type": "default", "rope_theta": get("rope.freq_base", 1e4)}
@@ -156,7 +156,7 @@ def _read(path: str, _: int) -> Metadata:
         fields=fields,
         vectors={key: np.array(dequantize(v.data, v.tensor_type)) for key, v in vectors.items()},
         vocabulary=int(tensors["token_embd.weight"].shape[1]) if tensors else 0,
-        weights=sum(int(one.n_elements) for key, one in tensors.items() if key != DIVISORS),
+        weights=sum(int(one.n_elements) for key, one in tensors.items() if key != DIVISOR),
     )
 
 

@@ -159,7 +159,10 @@ class Decoder:
             if rows.type not in PLAIN and (block := self._turned["keys"]):
                 heads = _transform_channels(heads, block)
             flat = heads.transpose(0, 1).flatten(1).numpy()
-            data = quantize(flat, rows.type).view(np.uint8).reshape(rows.data.shape)
+            try:
+                data = quantize(flat, rows.type).view(np.uint8).reshape(rows.data.shape)
+            except NotImplementedError:  # without a word
+                raise CacheError(f"kvp cannot write keys of type {rows.type.name}") from None
             keys.append(replace(rows, data=data))
         return replace(state, keys=tuple(keys))
 

@@ -23,8 +23,6 @@ def fields_of(config):
     }
     if width:
         told |= {"attention.key_length": width, "attention.value_length": width}
-    if config.model_type == "gemma2":
-        told["attention.sliding_window"] = config.sliding_window
     return told
 
 

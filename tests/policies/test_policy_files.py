@@ -26,9 +26,9 @@ META = PolicyMeta(
 HEAD = "layer_01_head_00.safetensors"
 
 
-def _rankers(architecture="fourier", heads=4, seed=0):
+def _rankers(architecture="fourier", heads=4):
     spec = RankerSpec(head_dim=8, hidden=12, max_positions=64, architecture=architecture)
-    return HeadRankers(spec, heads, torch.Generator().manual_seed(seed))
+    return HeadRankers(spec, heads, torch.Generator().manual_seed(0))
 
 
 def _standardised():
@@ -146,8 +146,8 @@ def test_geometry_check_names_both_sides(policy_dir):
     )
 
 
-def _calibration(heads=4):
-    knots = torch.rand(heads, 6, generator=torch.Generator().manual_seed(1)).cumsum(-1) + 0.1
+def _calibration():
+    knots = torch.rand(4, 6, generator=torch.Generator().manual_seed(1)).cumsum(-1) + 0.1
     return Calibration(target="share", scores=knots, values=knots - 9)
 
 

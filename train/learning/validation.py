@@ -87,7 +87,10 @@ def evaluate(
     geometry: Geometry | None = None,
     heads: range = range(0),
 ) -> HeldOut:
-    """Evaluate `rankers`; given a model's geometry, heuristics on its `heads`, too."""
+    """Evaluate `rankers`; with a model's geometry and the `heads` that they rank, heuristics, too.
+
+    Raises ValueError without contexts.
+    """
     skills, compared = [], []
     losses: dict[str, list[Tensor]] = {str(budget): [] for budget in VALIDATED_BUDGETS}
     for context in contexts:

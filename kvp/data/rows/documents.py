@@ -66,8 +66,11 @@ def read_documents(
                 Document(split=split_of(name), turns=turns, location=members[0][0], tree=name)
                 for turns in chats
             ]
-        except (RowError, RecursionError, TypeError, ValueError) as error:  # ids that come twice
+        except (RowError, RecursionError) as error:  # ids that come twice
             tally.skipped += [(location, str(error)) for location, _ in members]
+        except (TypeError, ValueError) as error:
+            reason = f"has cells of another form ({type(error).__name__}: {error})"
+            tally.skipped += [(location, reason) for location, _ in members]
     tally.check(f"--{flag} {data}", usable)
     return tuple(usable), tally
 

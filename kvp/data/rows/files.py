@@ -50,7 +50,9 @@ def read_rows(data: str, flag: str, left_out: list[str] | None = None) -> Iterat
         if path.is_dir():
             yield from _folder(path, flag, left_out)
         elif path.exists():
-            if reader is None or not path.is_file():  # a pipe is read once
+            if not path.is_file():  # a pipe is read once
+                raise UsageError(f"--{flag} {data}: is no regular file: write its content to one")
+            if reader is None:
                 raise UsageError(f"--{flag} {data}: unknown kind of file; use one of {KINDS}")
             yield from reader(path)
         elif reader is not None or data.startswith((".", "/", "~")) or data.count("/") > 1:

@@ -27,9 +27,8 @@ _ANSWERS = ("answer", "answers")
 _QUESTIONS = ("question", "questions")
 _CHOICES = ("choices", "endings", "choice0")
 _DIALOGUE = {"messages", "conversations", "prompt", "completion", "metric"}
-_ASKED = {
-    *_DIALOGUE, *_ANSWERS, *_QUESTIONS, "context", "task", "answer_prefix", "max_new_tokens",
-}  # fmt: skip
+_TARGET = {*_ANSWERS, "task", "metric", "answer_prefix", "max_new_tokens"}
+_QUESTION = {"context", *_QUESTIONS}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions
@@ -47,6 +46,8 @@ class Document:
     """A dialogue: user and assistant in turn, the assistant last."""
     tree: str = ""
     """Name of the message tree that a dialogue is a thread of."""
+    chat: bool = False
+    """Whether its question was a chat or a prompt."""
     questions: tuple[Sample, ...] = ()
     """Questions of one context, or a chat that is a prompt of its own. Without the id, the split
     and the reply, which samples get later; their task is empty where the row names none."""
@@ -75,7 +76,8 @@ def document_of(row: Mapping[str, Any]) -> Document:
 
 def unread_keys(row: Mapping[str, Any], document: Document) -> set[str]:
     """Keys of a row, and of its questions, that its form does not have."""
-    read = {"text"} if document.text else _DIALOGUE if document.turns else _ASKED
+    asked_of = _TARGET | (_DIALOGUE if document.chat else _QUESTION)
+    read = {"text"} if document.text else _DIALOGUE if document.turns else asked_of
     unread = {key for key, cell in row.items() if key not in read and cell is not None}
     asked = row.get("questions")
     for question in asked if "questions" in read and isinstance(asked, list) else ():
@@ -135,7 +137,7 @@ def _answered(turns: tuple[Turn, ...], row: Mapping[str, Any]) -> Document:
     else:
         reply = {**turns[-1], "content": ", ".join(target.references)}
         asked = replace(target, messages=(*turns[:-1], reply))
-    return Document(split=split_of(json.dumps(turns)), questions=(asked,))
+    return Document(split=split_of(json.dumps(turns)), questions=(asked,), chat=True)
 
 
 def _prompt(row: Mapping[str, Any]) -> Document:

@@ -7,9 +7,10 @@ are given and their likelihood is measured. There is no question, so both protoc
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import cycle, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,10 +100,9 @@ class TextTask(ScoredByMetric):
         given = stretches([text[:enough] for text in texts], tokenizer, settings.length)
         pieces = list(islice(given, settings.count))
         if not pieces:
-            raise UsageError(
-                f"--text {settings.text}: no text of {settings.length} tokens in the "
-                f"{settings.split} split; lower --length or take another --split"
-            )
+            why = f"--text {settings.text}: no text of {settings.length} tokens in the "
+            why += f"{settings.split} split; lower --length or take another --split"
+            raise UsageError("; ".join((why, *notes)))
         name = f"{Path(settings.text).stem}/{settings.split}/{settings.seed}"
         continuation = settings.continuation_tokens
         blank = replace(blank_sample(settings, TEXT, ""), max_new_tokens=continuation)
@@ -133,10 +133,13 @@ def stretches(
         for start in range(0, len(ids) - size + 1, size):
             yield (*opening, *ids[start : start + size])
 
-    waiting: Iterator[Iterator[tuple[int, ...]]] = map(pieces, texts)
-    for left in range(len(texts), 0, -1):  # until one more has no further piece
-        waiting = cycle(islice(waiting, left))
-        yield from map(next, waiting)
+    waiting = deque(map(pieces, texts))
+    while waiting:
+        if (piece := next(waiting[0], None)) is None:
+            waiting.popleft()
+        else:
+            yield piece
+            waiting.rotate(-1)
 
 
 def _texts(data: str, settings: TaskSettings) -> tuple[list[str], tuple[str, ...]]:

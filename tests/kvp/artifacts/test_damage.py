@@ -44,8 +44,8 @@ SCORED = {"scorer": "snapkv", "variant": "auto", "allocator": "uniform", "protec
           "score": 0.5, "interval": [0.1, 0.9]}  # fmt: skip
 SETTINGS = {
     "format": "kvp-settings", "format_version": 1, "split": "test", "data": {}, "run": {},
-    "methods": [{"method": "snapkv", "group": "", "requested": "snapkv", "tried": 3,
-                 "protocol": "query_aware", "chosen": SCORED, "published": [SCORED]}],
+    "methods": [{"method": "snapkv", "requested": "snapkv", "tried": 3, "protocol": "query_aware",
+                 "chosen": SCORED, "published": [SCORED]}],
 }  # fmt: skip
 BUDGETS = {
     "format": "kvp-budgets", "format_version": 1, "run": {}, "model": {"id": "m"}, "seed": 4,
@@ -204,12 +204,6 @@ KINDS = {
 """What is made in a folder: its sealed file, and what reads all of it."""
 
 
-def _make(kind, folder):
-    """A sound artefact: its sealed file, and what reads it."""
-    file, read = KINDS["store" if kind == "sequence" else kind](folder)
-    return folder / "sequences" / "000000.json" if kind == "sequence" else file, read
-
-
 @pytest.fixture(autouse=True)
 def ran(tmp_path, monkeypatch):
     """A file that is there once the module of `CODE` was imported."""
@@ -258,7 +252,7 @@ def _flips(whole, draw, every):
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in FILES for name in FILES[kind]])
 def test_no_flipped_bit_is_read_as_other_content(tmp_path, kind, name):
-    _, read = _make(kind, tmp_path / "a")
+    _, read = KINDS[kind](tmp_path / "a")
     (path,) = tmp_path.glob(f"a/{name}")
     expected, whole, contents, refused = read(), path.read_bytes(), [], 0
     for position, mask in _flips(whole, random.Random(name), every=kind in ("json", "records")):
@@ -322,7 +316,7 @@ DAMAGES = [
 
 @pytest.mark.parametrize(("kind", "name", "damage", "words"), DAMAGES)
 def test_damage_is_one_line(tmp_path, kind, name, damage, words):
-    _, read = _make(kind, tmp_path / "a")
+    _, read = KINDS[kind](tmp_path / "a")
     (path,) = tmp_path.glob(f"a/{name}")
     whole = path.read_bytes()
     path.unlink()
@@ -348,6 +342,7 @@ CHANGES = [
     ("policy", "architecture", ["forest"], f"{DAMAGED} (ValueError: unknown architecture 'forest'"),
     ("policy", "hyperparameters/reference_length", [MISSING], "hyperparameters are missing"),
     ("policy", "rope", ["pre"], "keys are not those after RoPE"),
+    ("settings", "methods", [2 * SETTINGS["methods"]], "is of several policies: tune each of them"),
     ("policy", "weights", ["bfloat16"], "_head_00.safetensors holds a ranker of another"),
     ("policy", "calibration/values", [[[2.0, 1.0, 3.0]] * 4], "knots do not increase"),
     ("policy", "calibration", [{"target": "share", "scores": KNOTS, "values": KNOTS}],
@@ -385,7 +380,7 @@ def _change(file, path, value):
     [(kind, path, value, words) for kind, path, values, words in CHANGES for value in values],
 )
 def test_facts_that_cannot_be_are_refused(tmp_path, kind, path, value, words):
-    file, read = _make(kind, tmp_path / "a")
+    file, read = KINDS[kind](tmp_path / "a")
     _change(file, path, value)
     line = _line(read)
     assert str(tmp_path) in line
@@ -395,7 +390,7 @@ def test_facts_that_cannot_be_are_refused(tmp_path, kind, path, value, words):
 
 @pytest.mark.parametrize("side", ["scorer", "allocator"])
 def test_code_that_a_file_names_needs_the_caller_to_name_it(tmp_path, ran, side):
-    file, _ = _make("settings", tmp_path / "a")
+    file, _ = KINDS["settings"](tmp_path / "a")
     content = read_sealed_json(file)
     chosen = content["methods"][0]["chosen"]
     for chosen[side] in ("kvzap:org/name", f"{CODE}(a=1)"):

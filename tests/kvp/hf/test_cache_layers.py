@@ -174,10 +174,10 @@ def test_bytes_are_those_of_the_tensors(model, prompt):
 
 
 def test_tokens_already_cached_are_refused(qwen, prompt):
-    ids, feed, positions = prompt(20), 1, torch.tensor([[19]])
+    ids, positions = prompt(20), torch.tensor([[19]])
     for cache in (observe(qwen, ids).cache, shrunk(qwen, ids, uneven_sets(1, 20))):
         with pytest.raises(UsageError, match="at least one prompt token"):
-            qwen(ids[:, -feed:], position_ids=positions, past_key_values=cache)
+            qwen(ids[:, -1:], position_ids=positions, past_key_values=cache)
 
 
 def test_rollback_odd_masks_dropout_gradients_and_autocast_are_refused(qwen, prompt):

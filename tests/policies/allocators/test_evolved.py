@@ -10,11 +10,11 @@ from kvp.ranking import Protection, Request
 from policies.allocators.evolved import BudgetFile, Evolved, load_budgets, save_budgets
 
 
-def _file(*counts, cached=100, layers=3):
+def _file(*counts):
     return BudgetFile(
-        model={"id": "nano", "revision": None}, layers=layers, kv_heads=2, scorer="snapkv",
-        protocol="query_aware", protection=Protection(), budget=sum(counts) // max(len(counts), 1),
-        cached_tokens=cached, counts=counts, seed=4, made_by={"generations": 2},
+        model={"id": "nano", "revision": None}, layers=3, kv_heads=2, scorer="snapkv",
+        protocol="query_aware", protection=Protection(), budget=sum(counts) // 3,
+        cached_tokens=100, counts=counts, seed=4, made_by={"generations": 2},
         held_out={"difference": 0.5}, data={"tasks": ["a"]},
     )  # fmt: skip
 

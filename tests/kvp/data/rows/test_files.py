@@ -74,7 +74,7 @@ WRONG = {
     "utf16.jsonl": ('{"text": "x"}'.encode("utf-16"), "cannot be read"),
     "twice.json": ('[{"text": "x", "text": "y"}]', "cannot be read .*a key is there twice"),
     "nan.json": ('[{"text": "x", "a": NaN}]', "cannot be read .*NaN"),
-    "pipe.jsonl": (os.mkfifo, "unknown kind of file"),
+    "pipe.jsonl": (os.mkfifo, "is no regular file"),
     "folder.jsonl": (Path.mkdir, "no data in this folder"),
 }
 

@@ -104,6 +104,8 @@ QUESTION = {"context": "Gate 5 opens at 9.\n", "question": "When?", "answer": "9
          "(2): answer, question"),
         ({"context": "c", "questions": [{"question": "q", "id": 1}]}, "(1): questions.id"),
         ({"context": "c", "question": "q", "\x1b[2J": 1}, "(1): [2J"),
+        ({"prompt": "Sum up.", "context": "c", "answer": "a"}, "(1): context"),
+        ({**QUESTION, "prompt": "Sum up."}, "(1): prompt"),
     ],
 )  # fmt: skip
 def test_keys_that_are_not_read_are_listed_once(tmp_path, row, unread, jsonl):
