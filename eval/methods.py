@@ -81,12 +81,22 @@ class Method(MethodSetting):
         return self.self_sized or self.tokens(cached) < cached
 
 
-Given = str | Scorer | type[Scorer]
+Given = str | Scorer | type[Scorer] | tuple[Scorer | type[Scorer], Allocator]
+
+
+def _sides(method: Given) -> tuple[str | Scorer, str | Allocator | None]:
+    """Scorer and allocator, names as they are."""
+    if isinstance(method, str):
+        return split_method(method)
+    scorer, rule = method if isinstance(method, tuple) else (method, None)
+    return make_scorer(scorer), None if rule is None else make_allocator(rule)
 
 
 def text_of(method: Given) -> str:
     """How the settings of a run record a method."""
-    return method if isinstance(method, str) else make_scorer(method).name
+    if isinstance(method, str):
+        return method
+    return "+".join(getattr(side, "name", "") for side in _sides(method) if side is not None)
 
 
 def _tuned_path(method: Given) -> str | None:
@@ -109,9 +119,9 @@ def build_methods(
     """Methods of a run, in the order given; two spellings of one method count once.
 
     `methods` are `full`, SCORER, SCORER+ALLOCATOR, `nulls` (`NULLS`), `tuned:FILE`, or objects and
-    classes of scorers; `allocators` are for those that name none, `policies` for `kvp`
-    (`policy_sources`), `seed` for random ones. Raises UsageError on what is unknown, does not go
-    together or shares a name, PolicyError on a damaged policy.
+    classes of scorers, with an allocator as a pair; `allocators` are for those that name none,
+    `policies` for `kvp` (`policy_sources`), `seed` for random ones. Raises UsageError on what is
+    unknown, does not go together or shares a name, PolicyError on a damaged policy.
     """
     built: list[Method] = []
     objects: dict[tuple[str, str, str | None], Scorer] = {}
@@ -121,14 +131,13 @@ def build_methods(
             _refuse_unnamed(settings, str(method), [*methods, *allocators])
             built += _tuned_methods(settings, policies, seed)
             continue
-        scorer, rule = split_method(method) if isinstance(method, str) else (method, None)
+        scorer, rule = _sides(method)
         if scorer == FULL:
             if rule is not None:
                 raise UsageError(f"--methods {method}: the full cache has no allocator")
             built.append(Method(method=FULL))
             continue
         if not isinstance(scorer, str):
-            scorer = make_scorer(scorer)
             earlier = objects.setdefault(method_of(scorer).ranking, scorer)
             if earlier is not scorer and earlier != scorer:
                 raise UsageError(f"methods: two scorers are called {scorer.name!r}: name one anew")

@@ -15,7 +15,7 @@ import kvp
 from kvp.errors import UsageError
 from kvp.hf import load_model
 from kvp.scoring import Needs
-from policies import load_policy
+from policies import load_policy, make_allocator
 
 SMALL = {"tasks": ["niah_single_1"], "length": 300, "prompts": 2, "budgets": ["25%"],
          "protocols": "query_aware", "protection": "off"}  # fmt: skip
@@ -96,12 +96,13 @@ def test_a_loaded_model_is_evaluated_as_its_name_is(model_folder):
 
 
 def test_names_classes_and_objects_side_by_side(model_folder, tiny_policy):
-    methods = [Newest, Newest(back=True), "knorm+ada", load_policy(tiny_policy)]
+    oldest, policy = Newest(back=True), load_policy(tiny_policy)
+    methods = [Newest, oldest, (oldest, make_allocator("ada")), "knorm+ada", policy]
     table = _evaluate(str(model_folder), methods)
     labels = table.groupby(["method", "allocator"]).size()
     assert dict(labels) == {
-        ("newest", "uniform"): 2, ("oldest", "uniform"): 2, ("knorm", "ada"): 2,
-        ("kvp", "uniform"): 2,
+        ("newest", "uniform"): 2, ("oldest", "uniform"): 2, ("oldest", "ada"): 2,
+        ("knorm", "ada"): 2, ("kvp", "uniform"): 2,
     }  # fmt: skip
     assert set(table[table["method"] == "kvp"]["policy"]) == {"seed0"}
 

@@ -19,7 +19,6 @@ EVAL_FLAGS = flags_of(EvalConfig)
         ("budgets", 64, "64"),
         ("budgets", ["25%", 64], "25%,64"),
         ("out", Path("runs") / "x", "runs/x"),
-        ("prompts", 3, 3),
         ("methods", "full", "full"),
         ("methods", ["full", max], ("full", max)),
         ("depths", [0, 50.5], "0,50.5"),
