@@ -164,7 +164,10 @@ def _sampled_objective(
     contexts = range(len(batch.seeds))
     rankings = [sample_rankings(batch, context, recipe.permutations) for context in contexts]
     reward = _REWARDS_OF_RANKINGS[recipe.reward]
-    rewards = torch.stack(list(map(reward, batch.importances, rankings)))  # [C, K, A]
+    pairs = zip(batch.importances, rankings, strict=True)
+    rewards = torch.stack(
+        [reward(importance, ranking) for importance, ranking in pairs]
+    )  # [C, K, A]
     advantage = normalise(baseline(rewards, batch), batch, recipe.advantage_clip)  # [C, K, A]
     metrics = {"train/reward": float(mean_of_counted(rewards.mean(1), batch.counted))}
     return policy_loss(batch, rankings, advantage), metrics

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvp.data.rows import forms
-from kvp.data.rows.files import Tally, files_of, read_rows, read_text, share_of
+from kvp.data.rows.files import Tally, files_of, other_form, read_rows, read_text, share_of
 from kvp.data.rows.forms import Document, Turn
 from kvp.data.rows.values import RowError
 from kvp.data.synthetic.text import SPLITS, split_of
@@ -69,8 +69,7 @@ def read_documents(
         except (RowError, RecursionError) as error:  # ids that come twice
             tally.skipped += [(location, str(error)) for location, _ in members]
         except (TypeError, ValueError) as error:
-            reason = f"has cells of another form ({type(error).__name__}: {error})"
-            tally.skipped += [(location, reason) for location, _ in members]
+            tally.skipped += [(location, other_form(error)) for location, _ in members]
     tally.check(f"--{flag} {data}", usable)
     return tuple(usable), tally
 

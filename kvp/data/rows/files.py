@@ -224,8 +224,7 @@ class Tally:
             except RowError as error:
                 self.skipped.append((location, str(error)))
             except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-                reason = f"has cells of another form ({type(error).__name__}: {error})"
-                self.skipped.append((location, reason))
+                self.skipped.append((location, other_form(error)))
 
     def check(self, what: str, usable: Collection[object], use: str = "can be used") -> None:
         """Raise UsageError, which begins with `what`, where no row is there, or usable."""
@@ -244,6 +243,11 @@ class Tally:
         }
         listed = "; ".join(f"{name}: {list_first(each)}" for name, each in unused.items() if each)
         return (f"{what}: {listed}",) if listed else ()
+
+
+def other_form(error: Exception) -> str:
+    """Why a row cannot be used whose cells are not what its columns have."""
+    return f"has cells of another form ({type(error).__name__}: {error})"
 
 
 def list_first(unused: Sequence[Skipped | str]) -> str:
