@@ -16,6 +16,7 @@ from kvp.hf.model_access import (
     query_projection,
     rope_kept,
     rope_of,
+    weights_digest,
 )
 
 ROPES = {
@@ -203,3 +204,34 @@ def test_quantised_projections_have_the_same_norms(qwen):
         layer.self_attn.o_proj = Packed(layer.self_attn.o_proj)
     torch.testing.assert_close(projected_norms(attention, values, 2), norms, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(known_output_gram(qwen), gram, rtol=1e-3, atol=1e-3)
+
+
+class Adapted(nn.Module):
+    """The shape of a layer of PEFT."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base_layer = base
+        self.lora = nn.ModuleDict({name: nn.Linear(32, 16, bias=False) for name in ("one", "two")})
+        self.active_adapters, self.disable_adapters = ["one"], False
+        self.merged_adapters = []
+        self.scaling = {"one": 1.0, "two": 1.0}
+
+
+def test_an_identity_covers_what_computes(qwen):
+    plain = weights_digest(qwen)
+    projection = qwen.model.layers[1].self_attn.k_proj
+    adapted = Adapted(projection).requires_grad_(False)
+    qwen.model.layers[1].self_attn.k_proj = adapted
+    digests = {plain, weights_digest(qwen)}
+    assert len(digests) == 2
+    for change in (
+        lambda: setattr(adapted, "active_adapters", ["two"]),
+        lambda: setattr(adapted, "disable_adapters", True),
+        lambda: adapted.scaling.update(one=2.0),
+    ):
+        change()
+        digests.add(weights_digest(qwen))
+    assert len(digests) == 5
+    qwen.model.layers[1].self_attn.k_proj = projection
+    assert weights_digest(qwen) == plain
