@@ -272,12 +272,11 @@ def _numbers(one: Interval) -> tuple[int | str, ...]:
 
 
 def _cell(results: str, protocol: str, budget: str, start: str, digits: int = 0) -> str:
-    """The numbers of the first line whose method's name begins so, and a star where it differs."""
+    """The mean of the first line whose method's name begins so, and a star where it differs."""
     rows = read(OVERALL).set_index(["results", "protocol", "budget"])
     rows = rows.loc[[(results, protocol, FULL if start == FULL else budget)]]
     row = rows[rows["method"].str.startswith(start)].iloc[0]
-    mean, low, high = (f"{float(row[name]):.{digits}f}" for name in ("estimate", "low", "high"))
-    return f"{mean} ({low} to {high})" + "*" * (row["differs"] == "yes")
+    return f"{float(row['estimate']):.{digits}f}" + "*" * (row["differs"] == "yes")
 
 
 def fill(name: str, table: str) -> None:
