@@ -17,14 +17,15 @@ Report = Mapping[str, Any]
 Reports = Mapping[tuple[str, str], Report]
 
 HEADING = "# Performance\n"
-REAL = """What a policy adds to a prefill of real models on a CPU:
+REAL = """This page has the time and memory that kvp costs, with random weights. What a policy
+adds to a prefill of real models on a CPU is on other pages:
 [Qwen2.5-Coder](results/qwen2.5-coder_details.md#cost), [SmolLM2](results/speed.md),
 [in vLLM](results/engines.md#speed-and-memory-in-vllm).
 """
-INTRODUCTION = """Here weights are random, and each number is of one run on one machine: processor
-time of all threads on a CPU, wall time on a GPU. `python -m benchmarks.performance` writes this
-page from the linked JSON files, which also have cores, driver, load, medians and rounds.
-[Speed]({speed}) says what the numbers decided.
+INTRODUCTION = """Each number is of one run on one machine: processor time of all threads on a CPU,
+wall time on a GPU. An incomplete run was ended at its time limit.
+`python -m benchmarks.performance` writes this page from the linked JSON files, which also have
+cores, driver, load, medians and rounds. [Speed]({speed}) says what the numbers decided.
 """
 COMMAND = "python -m benchmarks.performance"
 
@@ -67,7 +68,7 @@ def _without_gpu(reports: Reports) -> str:
     text = f"Not measured on a GPU: {', '.join(f'*{title}*' for title in missing)}."
     if len(missing) == len(PARTS):
         text = "Nothing was measured on a GPU."
-    return f"{fill(f'{text} `benchmarks/gpu/run.sh` does it.')}\n"
+    return f"{fill(f'{text} `benchmarks/gpu/run.sh` measures them.')}\n"
 
 
 def _section(part: Part, reports: Reports, folder: str) -> str:

@@ -52,11 +52,12 @@ PARTS: Sequence[Part] = (
         title="What a method adds to a prefill",
         module="benchmarks.method_scoring",
         text=(
-            "Time for recording, extra passes, scores, choice of tokens and gathering, in % of "
-            "the prefill by transformers alone. A quarter of the tokens stays; the model has "
-            "about the proportions of Qwen2.5-7B. *kvpress*: the same press in its own "
-            "environment; its KVzip frees nothing. Networks of *kvp* are as large as the "
-            "bundled policy's, those of *kvzap* as published. †: difference of two prefills."
+            "The tables have the time that compression adds, in % of a prefill by transformers "
+            "alone: recording, extra passes, scores, choice of tokens and gathering. A quarter of "
+            "the tokens stays. The model has about the proportions of Qwen2.5-7B. *kvpress* is "
+            "the same method in kvpress's own environment; its KVzip frees nothing. Networks of "
+            "*kvp* are as large as the bundled policy's, those of *kvzap* as published. †: "
+            "difference of two prefills."
         ),
         table=tables.scoring,
         cuda="--tokens 2048,16384 --width 3584 --repeats 3,3",
@@ -69,10 +70,11 @@ PARTS: Sequence[Part] = (
         title="What collecting adds to the model",
         module="benchmarks.collecting",
         text=(
-            "Prompts of random tokens through a Qwen2 (`small`: 4 layers, 768 channels). *bare* "
-            "is transformers alone in batches, *collect* the loop of `kvp collect` with batches "
-            "as large, *one* the loop with batches of one. Wall time, processor time and time "
-            "of the thread that runs the model are ratios to *bare*."
+            "Prompts of random tokens run through the model in three ways: *bare* is "
+            "transformers alone in batches, *collect* the loop of `kvp collect` with batches as "
+            "large, *one* this loop with batches of one. Wall time, processor time and time of "
+            "the thread that runs the model are ratios to *bare*. `small` is a Qwen2 of 4 "
+            "layers with 768 channels."
         ),
         table=tables.collecting,
         cuda="--models smollm2-135m-instruct,qwen2.5-7b --prompts 8 --shortest 768 "
@@ -85,9 +87,10 @@ PARTS: Sequence[Part] = (
         title="Labels against length",
         module="benchmarks.future_attention",
         text=(
-            "Future attention of one KV head of Qwen2.5-7B for a cache cut in the middle; "
-            "float32 on two threads, bfloat16 on a GPU. *naive* computes the whole matrix, "
-            "*blocked* is what CPUs use. Memory is beyond queries, keys and libraries."
+            "A label is the future attention, here of one KV head of Qwen2.5-7B for a cache cut "
+            "in the middle. *naive* computes the whole matrix, *blocked* is what CPUs use. CPUs "
+            "compute in float32 on two threads, GPUs in bfloat16. Memory is without queries, "
+            "keys and libraries."
         ),
         table=tables.labels,
         cpu="--forms naive,blocked --lengths 1024,4096,16384,32768,65536,131072 "
@@ -102,9 +105,9 @@ PARTS: Sequence[Part] = (
         title="A step of training",
         module="benchmarks.ranker_training",
         text=(
-            "All heads of a policy, preset `paper`, hidden 256, head_dim 128, one thread, "
-            "without reading and labels. The paper trains the 112 heads of Qwen2.5-7B; "
-            "SmolLM2-135M has 90 heads of 64."
+            "One step trains all heads of a policy: preset `paper`, hidden width 256, heads of "
+            "128 channels, one thread. Reading and labels are not in the time. The paper trains "
+            "the 112 heads of Qwen2.5-7B; SmolLM2-135M has 90 heads of 64 channels."
         ),
         table=tables.training,
         cpu="--heads 4,28,112 --tokens 1024 --contexts 1 --objective listwise,rloo --network loop "
@@ -119,11 +122,12 @@ PARTS: Sequence[Part] = (
         title="One decoded token",
         module="benchmarks.decoding",
         text=(
-            "`wide`: 2 layers with 28 query and 4 KV heads of 128; `attention`: the attention "
-            "of one such layer. *full* is transformers' cache with torch's sdpa, *dense* keeps "
-            "an eighth of the tokens in every head, *ragged* as many in heads of very different "
-            "lengths. Milliseconds of the fastest token; float32 on one thread, bfloat16 on a "
-            "GPU, where *ragged* uses the Triton kernel and *ragged:torch* does not."
+            "*full* is transformers' cache with torch's sdpa. *dense* keeps an eighth of the "
+            "tokens in every head, *ragged* as many on average, in heads of very different "
+            "lengths. Numbers are milliseconds of the fastest token, in float32 on one thread, "
+            "in bfloat16 on a GPU. There *ragged* uses the Triton kernel, *ragged:torch* does "
+            "not. `wide` has 2 layers with 28 query and 4 KV heads of 128 channels; `attention` "
+            "is the attention of one such layer."
         ),
         table=tables.decoding,
         cpu="--cases wide:1024,wide:4096,wide:16384,wide:32768,nano:1024 --rounds 2 --steps 12",
@@ -137,8 +141,8 @@ PARTS: Sequence[Part] = (
         title="What dry runs say",
         module="benchmarks.dry_runs",
         text=(
-            "`kvp collect` and `kvp eval` on nano with `--dry_run` and without: MB on disk, at "
-            "most, and wall seconds."
+            "What `kvp collect` and `kvp eval` estimate with `--dry_run` on nano, beside what "
+            "their runs took: MB on disk, for which the estimate is a maximum, and wall seconds."
         ),
         table=tables.dry_runs,
         cuda="--length 1536 --prompts 16",
@@ -150,9 +154,9 @@ PARTS: Sequence[Part] = (
         title="Tests on a GPU",
         module="pytest",
         text=(
-            "Tests marked `gpu` and tests of the Triton kernels. Kernels are compared with "
-            "their definitions in float32, bfloat16 and float16; scores, allocations, training "
-            "and eviction with those of a CPU."
+            "These are the tests marked `gpu` and those of the Triton kernels. They compare "
+            "kernels with their definitions in float32, bfloat16 and float16, and scores, "
+            "allocations, training and eviction with those of a CPU."
         ),
         table=tables.tests,
         cpu=None,
@@ -166,8 +170,8 @@ PARTS: Sequence[Part] = (
         title="vLLM with contexts of uneven counts",
         module="pytest",
         text=(
-            "Answers and log-probabilities of contexts against transformers, compression by the "
-            "engine, and a thousand mixed requests, by vLLM's Triton backend; where vLLM is."
+            "vLLM's Triton backend, where vLLM is installed: answers and log-probabilities of "
+            "contexts against transformers, compression by the engine, a thousand mixed requests."
         ),
         table=tables.tests,
         cpu=None,

@@ -55,14 +55,6 @@ def scoring(report: Report) -> list[Table]:
         [method, *(_share(found.get((*column, method)), clock) for column in columns)]
         for method in dict.fromkeys(row["method"] for row in ran)
     ]
-    skipped = {
-        row["method"]: row["skipped"]
-        for row in report["results"] if "skipped" in row and row["source"] == "kvp"
-    }  # fmt: skip
-    lines += [
-        [method, f"not run: {reason}", *[""] * (len(columns) - 1)]
-        for method, reason in skipped.items()
-    ]
     headings = ["method", *(f"{source}, {tokens:,} tokens" for tokens, source in columns)]
     return [Table(headings=headings, rows=lines)]
 
@@ -88,7 +80,7 @@ def labels(report: Report) -> list[Table]:
             here = (each for each in rows if (each["length"], each["form"]) == (length, form))
             row = next(here, {"skipped": "not reached"})
             if "skipped" in row:
-                cells += [row["skipped"], NONE]
+                cells += [row["skipped"].rpartition("more would be ")[2], NONE]
                 continue
             cells += [milliseconds(row[clock]), number(row["working_mib"])]
         lines.append(cells)
