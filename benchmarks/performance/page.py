@@ -96,6 +96,5 @@ def _machine(report: Report) -> str:
     if of.get("changed"):
         commit += " with changes"
     parts = [hardware or "unknown hardware", f"torch {of['torch']}", commit]
-    parts.append(of["date"].partition(" ")[0])
     ended = report["settings"].get("ended")
     return ", ".join(parts) + ("." if ended is None else f". Incomplete: {ended}.")

@@ -52,9 +52,9 @@ PARTS: Sequence[Part] = (
         title="What a method adds to a prefill",
         module="benchmarks.method_scoring",
         text=(
-            "The tables have the time that compression adds, in % of a prefill by transformers "
-            "alone: recording, extra passes, scores, choice of tokens and gathering. A quarter of "
-            "the tokens stays. The model has about the proportions of Qwen2.5-7B. *kvpress* is "
+            "Time that compression adds, in % of a prefill by transformers alone: recording, "
+            "extra passes, scores, choice of tokens and gathering. A quarter of the tokens "
+            "stays. The model has about the proportions of Qwen2.5-7B. *kvpress* is "
             "the same method in kvpress's own environment; its KVzip frees nothing. Networks of "
             "*kvp* are as large as the bundled policy's, those of *kvzap* as published. †: "
             "difference of two prefills."
@@ -70,11 +70,10 @@ PARTS: Sequence[Part] = (
         title="What collecting adds to the model",
         module="benchmarks.collecting",
         text=(
-            "Prompts of random tokens run through the model in three ways: *bare* is "
-            "transformers alone in batches, *collect* the loop of `kvp collect` with batches as "
-            "large, *one* this loop with batches of one. Wall time, processor time and time of "
-            "the thread that runs the model are ratios to *bare*. `small` is a Qwen2 of 4 "
-            "layers with 768 channels."
+            "Prompts of random tokens run through a Qwen2 (`small`: 4 layers, 768 channels). "
+            "*bare* is transformers alone in batches, *collect* the loop of `kvp collect` with "
+            "batches as large, *one* this loop with batches of one. Wall time, processor time "
+            "and time of the thread that runs the model are ratios to *bare*."
         ),
         table=tables.collecting,
         cuda="--models smollm2-135m-instruct,qwen2.5-7b --prompts 8 --shortest 768 "
@@ -154,9 +153,9 @@ PARTS: Sequence[Part] = (
         title="Tests on a GPU",
         module="pytest",
         text=(
-            "These are the tests marked `gpu` and those of the Triton kernels. They compare "
-            "kernels with their definitions in float32, bfloat16 and float16, and scores, "
-            "allocations, training and eviction with those of a CPU."
+            "Tests marked `gpu` and those of the Triton kernels compare kernels with their "
+            "definitions in float32, bfloat16 and float16, and scores, allocations, training and "
+            "eviction with those of a CPU."
         ),
         table=tables.tests,
         cpu=None,

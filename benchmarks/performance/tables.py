@@ -43,10 +43,16 @@ def milliseconds(seconds: float) -> str:
     return number(1000 * seconds)
 
 
+NULLS = {"random_pinned", "random_per_layer", "ring"}
+"""Controls that cost what `random` does, or less: in the file alone."""
+
+
 def scoring(report: Report) -> list[Table]:
     """Methods of kvp and presses of kvpress side by side, at each number of tokens."""
     clock = "wall_share" if report["settings"].get("device") == "cuda" else "share"
-    ran: Sequence[Row] = [row for row in report["results"] if "share" in row]
+    ran: Sequence[Row] = [
+        row for row in report["results"] if "share" in row and row["method"] not in NULLS
+    ]
     present = {row["source"] for row in ran}
     sources = [name for name in ("kvp", "kvpress") if name in present]
     columns = list(itertools.product(dict.fromkeys(row["tokens"] for row in ran), sources))
