@@ -214,6 +214,7 @@ def examined(family, masked_logits):
         check_model(model)
     except ModelError as error:
         what = re.sub(r"model type '\w+'|\w+ForCausalLM", "it", str(error), count=1)
+        what = re.sub(": (kvp|choose) .*", "", what)
         return row("refused", note=what.replace("|", "/"))
     ids = torch.randint(1, 64, (1, CACHED + FED), generator=torch.Generator().manual_seed(2))
     errors = drop_errors(model, ids, masked_logits)
