@@ -17,8 +17,8 @@ Report = Mapping[str, Any]
 Reports = Mapping[tuple[str, str], Report]
 
 HEADING = "# Performance\n"
-REAL = """This page has the time and memory that kvp costs, with random weights. What a policy
-adds to a prefill of real models on a CPU is on other pages:
+REAL = """This page has the time and memory that kvp costs, for models with random weights. What a
+policy adds to a prefill of real models on a CPU is on other pages:
 [Qwen2.5-Coder](results/qwen2.5-coder_details.md#cost), [SmolLM2](results/speed.md),
 [in vLLM](results/engines.md#speed-and-memory-in-vllm).
 """

@@ -52,12 +52,13 @@ PARTS: Sequence[Part] = (
         title="What a method adds to a prefill",
         module="benchmarks.method_scoring",
         text=(
-            "Time that compression adds, in % of a prefill by transformers alone: recording, "
-            "extra passes, scores, choice of tokens and gathering. A quarter of the tokens "
-            "stays. The model has about the proportions of Qwen2.5-7B. *kvpress* is "
-            "the same method in kvpress's own environment; its KVzip frees nothing. Networks of "
-            "*kvp* are as large as the bundled policy's, those of *kvzap* as published. †: "
-            "difference of two prefills."
+            "Numbers are the time that compression adds, in % of a prefill by transformers "
+            "alone: recording, extra passes, scores, choice of tokens and gathering. A quarter "
+            "of the tokens stays. The model has about the proportions of Qwen2.5-7B. Methods "
+            "with `:kvpress` have kvpress's settings. Columns *kvpress* are kvpress itself, in "
+            "its own environment; its KVzip frees nothing. Networks of *kvp* are as large as "
+            "the bundled policy's, those of *kvzap* as published. †: difference of two "
+            "prefills."
         ),
         table=tables.scoring,
         cuda="--tokens 2048,16384 --width 3584 --repeats 3,3",
@@ -70,10 +71,10 @@ PARTS: Sequence[Part] = (
         title="What collecting adds to the model",
         module="benchmarks.collecting",
         text=(
-            "Prompts of random tokens run through a Qwen2 (`small`: 4 layers, 768 channels). "
-            "*bare* is transformers alone in batches, *collect* the loop of `kvp collect` with "
-            "batches as large, *one* this loop with batches of one. Wall time, processor time "
-            "and time of the thread that runs the model are ratios to *bare*."
+            "Prompts of random tokens run through a model (`small`: Qwen2, 4 layers, 768 "
+            "channels). *bare* is transformers alone in batches, *collect* the loop of `kvp "
+            "collect` with batches as large, *one* this loop with batches of one. Wall time, "
+            "processor time and time of the thread that runs the model are ratios to *bare*."
         ),
         table=tables.collecting,
         cuda="--models smollm2-135m-instruct,qwen2.5-7b --prompts 8 --shortest 768 "
