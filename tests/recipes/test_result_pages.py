@@ -37,6 +37,8 @@ TRAINED = {
     "ContrastKV, global, reads twice": ("ruler", "contrastkv", f"beta=0, {GLOBAL}"),
     "KVzip, global, reads twice": ("ruler", "kvzip", GLOBAL),
     "KeyDiff, global": ("ruler", "keydiff", GLOBAL),
+    "kvp, former bundled policy, global": ("ruler", "kvp", GLOBAL),
+    "kvp, former bundled policy, equal counts": ("ruler", "kvp", FREE),
     "KVzap, global": ("trained", "kvzap", GLOBAL),
     "KVzap, equal counts": ("trained", "kvzap", FREE),
     "KVzip, equal counts": ("trained", "kvzip", FREE),
@@ -153,26 +155,23 @@ def test_answers_by_length(page, number):
 
 def test_answers_of_the_former_policy():
     """Beside those of the bundled one, at two lengths: `global`, then equal counts."""
-    text = (PAGES / "qwen2.5-coder.md").read_text(encoding="utf-8")
-    text = text.partition("### The former policy")[2].partition("## ")[0]
-    found = re.findall(r"(\d+), (\d+) and (\d+)(?= | %|\))", text)
-    places = [("shorter", "kvp/general"), ("shorter", "kvp/old")] * 2
-    places += [("length-2048", "kvp"), ("old-2048", "kvp")] * 2
-    for cells, (file, method), setting in zip(
-        found, places, [GLOBAL, GLOBAL, FREE, FREE] * 2, strict=True
-    ):
-        for cell, budget in zip(cells, ("6.25%", "12.5%", "25%"), strict=True):
+    places = [("shorter", "kvp/general"), ("shorter", "kvp/old")]
+    places += [("length-2048", "kvp"), ("old-2048", "kvp")]
+    rows = _table("qwen2.5-coder_details.md", 6)[1]
+    settings = [(setting, budget) for setting in (GLOBAL, FREE) for budget in ("12.5%", "25%")]
+    for (_, _, *cells), (file, method) in zip(rows, places, strict=True):
+        for cell, (setting, budget) in zip(cells, settings, strict=True):
             _check(cell, f"qwen2.5-coder/{file}", method, setting, budget, 100)
 
 
 def test_other_tasks():
-    files = ("code", "questions", "topics", "chats", "summaries", "novels")
+    files = ("code", "questions", "topics", "novels")
     for label, *cells in _table("qwen2.5-coder_details.md", 4)[1]:
         method, setting = ROWS[label]
         for file, cell in zip(files, cells, strict=True):
             budgets = ["full"] if method == "full" else ["12.5%", "25%"]
             chosen = setting and setting.format("protected" if file == "code" else FREE)
-            scale = 100 if file in ("topics", "summaries") else 1
+            scale = 100 if file == "topics" else 1
             for budget, number in zip(budgets, cell.split(", ") if cell else (), strict=False):
                 _check(number, f"qwen2.5-coder/{file}", method, chosen, budget, scale)
 
