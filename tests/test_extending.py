@@ -13,7 +13,7 @@ from train.learning.losses import Batch, losses_of, objective_of
 from train.recipe import PRESETS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
-FILES = dict(re.findall(r"^`(my_\w+\.py)`.*?^```python\n(.*?)^```", PAGE, re.M | re.S))
+FILES = dict(re.findall(r"`(my_\w+\.py)`[^`\n]*:\n\n```python\n(.*?)^```", PAGE, re.M | re.S))
 
 
 def test_the_files_of_the_page_run_by_its_command(tmp_path, monkeypatch):
