@@ -24,10 +24,11 @@ from kvp.data.encode import encode, evidence_tokens
 from kvp.data.task import ALL, NoPromptError, TaskSettings
 from kvp.data.tasks import build_samples, expand_tasks, find_task
 from kvp.data.tasks.rows import TEXT
+from kvp.devices import torch_device
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config
-from kvp.hf.loading import tokenizer_of, torch_device
+from kvp.hf.loading import tokenizer_of
 from kvp.hf.model_config import context_limit
 from kvp.program.names import plain_name
 from kvp.ranking import Protection

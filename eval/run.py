@@ -60,9 +60,10 @@ from eval.timing import timing_records
 from kvp.artifacts.addresses import ObjectPath, files_below, place
 from kvp.artifacts.claim import OutputFolder
 from kvp.data.task import ALL
+from kvp.devices import device_of_rank
 from kvp.errors import ResultsError, UsageError
 from kvp.hf.attention import kvp_attention_set
-from kvp.hf.loading import device_of_rank, model_of, tokenizer_of
+from kvp.hf.loading import model_of, tokenizer_of
 from kvp.hf.model_access import another_model, check_model, model_identity, name_of
 from kvp.hf.prefill import unwrap_model
 from kvp.hf.scorer_inputs import check_inputs

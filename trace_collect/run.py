@@ -16,9 +16,10 @@ from kvp.artifacts.manifest import recorded_name, run_manifest
 from kvp.data.encode import encode
 from kvp.data.sources import CollectionPlan, data_identity, plan_collection
 from kvp.data.task import TaskSettings
+from kvp.devices import device_of_rank, torch_device
 from kvp.errors import StoreError
 from kvp.hf import geometry_of, load_config
-from kvp.hf.loading import device_of_rank, model_of, tokenizer_of, torch_device
+from kvp.hf.loading import model_of, tokenizer_of
 from kvp.hf.model_access import (
     known_frequencies,
     known_output_gram,

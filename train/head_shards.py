@@ -15,8 +15,8 @@ from typing import Any
 from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.manifest import differences
+from kvp.devices import device_of_rank
 from kvp.errors import PolicyError, UsageError
-from kvp.hf.loading import device_of_rank
 from kvp.program.names import split_list
 from kvp.program.settings import Rank, rank_of
 from kvp.store.metadata import load_metadata

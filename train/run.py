@@ -12,6 +12,7 @@ from policies.policy_files import PolicyMeta, save_policy
 from train.config import AUTO_HEADS, TrainConfig
 from train.data.labels import CALIBRATION_CONTEXTS, EVALUATED, calibration_label, calibration_target
 from train.data.training_data import recorded_model, recorded_text
+from train.head_shards import own_heads
 from train.job.prepare import Job, prepare
 from train.job.summary import print_end, print_summary
 from train.learning.calibration import calibrate
@@ -28,8 +29,6 @@ def run(config: TrainConfig) -> None:
     """
     recipe = config.recipe()
     if config.heads == AUTO_HEADS:
-        from train.head_shards import own_heads  # brings transformers
-
         config = own_heads(config)
     job = prepare(config, recipe)
     if job.target.is_finished():

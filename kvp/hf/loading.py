@@ -28,6 +28,7 @@ from transformers.utils import logging
 
 from kvp.artifacts.files import foreign
 from kvp.artifacts.manifest import GGUF
+from kvp.devices import torch_device
 from kvp.errors import ModelError, UsageError, first_line
 from kvp.hf.attention import ATTENTION
 from kvp.hf.model_access import check_model, check_weights
@@ -36,7 +37,7 @@ from kvp.hub import folder_meant
 from kvp.plugins import require
 from kvp.program.names import MODEL_FILE, NANO, check_model_name
 from kvp.program.progress import phase, quiet_logs
-from kvp.program.settings import DtypeName, ModelConfig, Rank, local_rank
+from kvp.program.settings import DtypeName, ModelConfig
 
 _Loaded = TypeVar("_Loaded")
 
@@ -137,18 +138,6 @@ def local_folder(name: str) -> Path | None:
     return Path(source) if Path(source).is_dir() else None
 
 
-def torch_device(device: str) -> torch.device:
-    """Parse `device`; UsageError naming --device when it is unknown or not there."""
-    try:
-        target = torch.device(device)
-        torch.empty(0, device=target)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(
-            f"--device {device} is not available here ({first_line(error)}): use --device cpu"
-        ) from error
-    return target
-
-
 def _source(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
     """Where to load `name` from, and the options that keep local names off the network."""
     if not name.strip():
@@ -214,13 +203,3 @@ def _load(
         near = folder_meant(name, [NANO], MODEL_FILE)
         here = "" if Path(source).exists() else f"no folder here{near}; "
         raise ModelError(f"--model {name}: no {what} ({here}{first_line(error)})") from error
-
-
-def device_of_rank(device: str, rank: Rank) -> str:
-    """`cuda` as the one of this process, by its number on its machine; any other as it is.
-
-    Where a launcher shows each process its own device alone, there is only one to choose.
-    """
-    if device != "cuda" or not rank.shared or torch.cuda.device_count() < 2:
-        return device
-    return f"cuda:{local_rank() % torch.cuda.device_count()}"

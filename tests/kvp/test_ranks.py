@@ -3,7 +3,9 @@
 import os
 
 import pytest
+import torch
 
+from kvp.devices import device_of_rank
 from kvp.errors import UsageError
 from kvp.program.settings import Rank, local_rank, rank_of
 
@@ -53,3 +55,18 @@ def test_what_does_not_fit_is_named(monkeypatch, flags, environment, message):
     monkeypatch.setattr(os, "environ", environment)
     with pytest.raises(UsageError, match=message):
         rank_of(*flags)
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "visible", "expected"),
+    [
+        ("cuda", 4, 2, "cuda:1"),  # LOCAL_RANK 3 of two devices
+        ("cuda", 4, 1, "cuda"),  # the launcher shows each process its own
+        ("cuda", 1, 8, "cuda"),
+        ("cuda:5", 4, 8, "cuda:5"),
+    ],
+)
+def test_every_process_takes_its_own_device(monkeypatch, device, count, visible, expected):
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    assert device_of_rank(device, Rank(count=count)) == expected

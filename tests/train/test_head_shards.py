@@ -131,7 +131,7 @@ def test_shards_that_make_no_policy_are_one_line(given, message, shards, store, 
         ({"heads": "0:9"}, "--heads 0:9: the model has 4 KV heads"),
         ({"heads": "3"}, "--heads must be START:STOP"),
         ({"heads": "3:3"}, "--heads must be START:STOP"),
-        ({"device": "cuda:99"}, "--device cuda:99 does not exist here"),
+        ({"device": "cuda:99"}, "--device cuda:99 is not available here"),
     ],
 )
 def test_heads_and_devices_that_cannot_be(settings, message, store, tmp_path, capsys):

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from kvp.artifacts.addresses import place
 from kvp.artifacts.files import digest_json
 from kvp.errors import StoreError, UsageError
@@ -87,16 +85,6 @@ def usable_records(reader: TraceReader, split: str, recipe: Recipe) -> list[Sequ
             + (reason if records else f"collect some with the split {split}")
         )
     return long_enough
-
-
-def device_of(name: str) -> torch.device:
-    """The device of a flag; UsageError where it does not exist."""
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) < torch.cuda.device_count():
-        return device
-    if device.type != "cpu":
-        raise UsageError(f"--device {name} does not exist here; use cpu, cuda or cuda:INDEX")
-    return device
 
 
 def recorded_text(manifest: Mapping[str, Any]) -> dict[str, Any]:

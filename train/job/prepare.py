@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from kvp.artifacts.addresses import place
+from kvp.devices import torch_device
 from kvp.store import TraceReader
 from train.config import TrainConfig
 from train.data.compression_points import CompressionPoint, held_out_points
 from train.data.contexts import ContextSource
-from train.data.training_data import TrainingData, device_of, open_store
+from train.data.training_data import TrainingData, open_store
 from train.job.run_folder import RunFolder
 from train.learning.initial_rankers import key_frequencies
 from train.recipe import Recipe
@@ -61,7 +62,7 @@ class Job:
 
 def prepare(config: TrainConfig, recipe: Recipe) -> Job:
     """Check everything that can be checked before anything is written."""
-    device = device_of(config.device)
+    device = torch_device(config.device)
     training_data = open_store(config, recipe)
     traces = training_data.traces
     key_frequencies(traces, recipe)  # raises before anything is written

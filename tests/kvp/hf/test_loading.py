@@ -25,10 +25,8 @@ from transformers import (
 from kvp.errors import KvpError, ModelError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_model
-from kvp.hf.loading import device_of_rank
 from kvp.hf.model_access import check_model, model_identity
 from kvp.hf.model_config import check_config
-from kvp.program.settings import Rank
 
 
 @pytest.fixture
@@ -173,21 +171,6 @@ def test_geometry(config, geometry):
     assert geometry_of(config) == Geometry(
         layers=layers, query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim
     )
-
-
-@pytest.mark.parametrize(
-    ("device", "count", "visible", "expected"),
-    [
-        ("cuda", 4, 2, "cuda:1"),  # LOCAL_RANK 3 of two devices
-        ("cuda", 4, 1, "cuda"),  # the launcher shows each process its own
-        ("cuda", 1, 8, "cuda"),
-        ("cuda:5", 4, 8, "cuda:5"),
-    ],
-)
-def test_every_process_takes_its_own_device(monkeypatch, device, count, visible, expected):
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-    assert device_of_rank(device, Rank(count=count)) == expected
 
 
 @pytest.fixture
