@@ -23,7 +23,7 @@ from kvp.program.names import check_model_name, split_list
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
 Bounds = Mapping[str, float]
-_DEVICE = re.compile(r"(cpu|mps|(cuda|xpu)(:\d{1,3})?)")
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
 @dataclass(frozen=True, kw_only=True)
