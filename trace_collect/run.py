@@ -20,12 +20,8 @@ from kvp.devices import device_of_rank, torch_device
 from kvp.errors import StoreError
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import model_of, tokenizer_of
-from kvp.hf.model_access import (
-    known_frequencies,
-    known_output_gram,
-    tokenizer_digest,
-    weights_digest,
-)
+from kvp.hf.model_access import known_frequencies, known_output_gram
+from kvp.hf.model_identity import tokenizer_digest, weights_digest
 from kvp.hf.trace import Recorded, check_reach, collect_all, default_batch_size
 from kvp.program.progress import Progress, phase
 from kvp.program.ray_engine import do_with_ray
@@ -100,7 +96,7 @@ def identity_of(
 ) -> dict[str, Any]:
     """What decides the content of a store: a resumed run must repeat all of it.
 
-    `weights` is their digest (`kvp.hf.model_access.weights_digest`), None before they are loaded.
+    `weights` is their digest (`kvp.hf.model_identity.weights_digest`), None before they are loaded.
     The device is left out: it changes rounding, which is not what a trace means.
     """
     data = data_identity(prompts_of(config), jobs.tasks)

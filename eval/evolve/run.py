@@ -52,7 +52,7 @@ from kvp.artifacts.manifest import recorded_name, run_manifest
 from kvp.data.task import TaskSettings, context_of
 from kvp.errors import PolicyError, UsageError
 from kvp.hf import Prefill
-from kvp.hf.model_access import model_identity
+from kvp.hf.model_identity import model_identity
 from kvp.program.progress import Progress, phase, say
 from kvp.ranking import UNPROTECTED, Protection, Selection
 from kvp.scoring import Scorer, score_prompt

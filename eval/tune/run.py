@@ -38,7 +38,7 @@ from eval.tune.tuned_settings import FORMAT, SETTINGS, Scored, TunedSettings
 from kvp.artifacts.files import atomic_write_bytes, digest_json
 from kvp.artifacts.manifest import recorded_name, run_manifest, write_sealed_json
 from kvp.errors import UsageError
-from kvp.hf.model_access import model_identity
+from kvp.hf.model_identity import model_identity
 from kvp.program.progress import phase, say
 from kvp.ranking import UNPROTECTED
 from policies import make_allocator, sizes_itself, split_method

@@ -1,4 +1,4 @@
-"""The model itself: what it is called, whether kvp can evict from it, and its own modules.
+"""The model itself: whether kvp can evict from it, and its own modules.
 
 The file for a new family. Works for decoders whose attention modules project queries with `q_proj`
 (optionally normalised by `q_norm`) or a fused `qkv_proj`, and rotate halves: Qwen2, Qwen3, Llama,
@@ -7,9 +7,8 @@ Mistral, Phi-3. Models that kvp would evict from wrongly are refused in one line
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
@@ -18,18 +17,13 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from kvp.artifacts.files import digest_json
-from kvp.artifacts.manifest import recorded_name
 from kvp.errors import ModelError, UsageError, first_line
 from kvp.hf.attention import ForeignAttentionError, QueryRecorder, kvp_attention_set, query_unit
 from kvp.hf.cache import EvictingCache
 from kvp.hf.model_config import check_config, evicted_layers, geometry_of, layer_kinds
-from kvp.plugins import warn_caller
-from kvp.program.names import NANO
 from kvp.rope import Rope
-from kvp.scoring import Scorer
 
 _CHANGED_BY_LENGTH = ("inv_freq", "max_seq_len_cached", "attention_scaling")
 """How the attributes of a rotary embedding end that a long input changes."""
@@ -119,7 +113,7 @@ def rope_of(model: PreTrainedModel, tokens: int) -> Rope:
     ModelError for a model without rotary embedding, for one that does not rotate halves, and for
     one whose attention does more to its queries than project, normalise and rotate them.
     """
-    rotary = _rotary(model)
+    rotary = rotary_of(model)
     if rotary is None:
         raise ModelError(
             f"{type(model).__name__} has no rotary embedding: use a method that moves no queries"
@@ -149,7 +143,7 @@ def rope_kept(model: PreTrainedModel) -> Iterator[None]:
 
     Frequencies that depend on the length stay, in transformers, at those of the longest input.
     """
-    embedding = _rotary(model)
+    embedding = rotary_of(model)
     rotary = nn.Module() if embedding is None else embedding.module
     names = (*vars(rotary), *dict(rotary.named_buffers()))
     before = {name: getattr(rotary, name) for name in names if name.endswith(_CHANGED_BY_LENGTH)}
@@ -165,7 +159,7 @@ def rope_kept(model: PreTrainedModel) -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rotary:
+class Rotary:
     """The module that makes cosine and sine for the layers that tokens are evicted from."""
 
     module: nn.Module
@@ -191,17 +185,18 @@ class _Rotary:
         return made
 
 
-def _rotary(model: PreTrainedModel) -> _Rotary | None:
+def rotary_of(model: PreTrainedModel) -> Rotary | None:
+    """The rotary embedding of the layers that tokens are evicted from; None without one."""
     kind = layer_kinds(model.config)[evicted_layers(model.config)[0]]
     for module in model.modules():
         if isinstance(getattr(module, f"{kind}_inv_freq", None), Tensor):
-            return _Rotary(module=module, kind=kind)
+            return Rotary(module=module, kind=kind)
         if isinstance(getattr(module, "inv_freq", None), Tensor):
-            return _Rotary(module=module, kind=None)
+            return Rotary(module=module, kind=None)
     return None
 
 
-def _check_queries(model: PreTrainedModel, rotary: _Rotary) -> None:
+def _check_queries(model: PreTrainedModel, rotary: Rotary) -> None:
     """Raise ModelError where projected and rotated states are not the queries that attention used:
     in layers without RoPE (SmolLM3), and if queries are normalised after it (Hunyuan).
     """
@@ -272,123 +267,6 @@ def projected_norms(attention: nn.Module, values: Tensor, group: int) -> Tensor:
     gram = projection_gram(attention, heads, group, width)
     folded = torch.einsum("bhnd,hgde->bhgne", values.float(), gram)
     return (folded * values.float()[:, :, None]).sum(dim=-1).clamp_min(0).sqrt()
-
-
-def model_identity(
-    name: str, revision: str | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> dict[str, Any]:
-    """Name, revision and digests of weights and tokenizer, JSON."""
-    return {
-        "id": recorded_name(name),
-        "revision": revision,
-        "weights": weights_digest(model),
-        "tokenizer": tokenizer_digest(tokenizer),
-    }
-
-
-def weights_digest(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> str:
-    """A digest of a few weights of every tensor, and of what else computes (`active_digest`).
-
-    Another checkpoint has another one. `dtype` is what weights are rounded to first: a model held
-    in float32 has the digest of the same model held in bfloat16 with `torch.bfloat16`.
-    """
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(_few(tensor, dtype) if isinstance(tensor, Tensor) else repr(tensor).encode())
-    digest.update((active_digest(model) or "").encode())
-    return digest.hexdigest()
-
-
-def _few(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bytes:
-    few = tensor.detach().flatten()[:: max(1, tensor.numel() // 64)][:64]
-    return few.to("cpu", dtype).float().numpy().tobytes()
-
-
-@torch.no_grad()
-def made_by(model: PreTrainedModel) -> dict[str, Any]:
-    """What keys and values depend on, JSON: name, dtype, digests of weights and of buffers.
-
-    `frequencies` are scaling and frequencies of RoPE for short inputs.
-    """
-    saved, rotary = model.state_dict().keys(), _rotary(model)
-    buffers = {
-        name: _few(buffer).hex()
-        for name, buffer in model.named_buffers()
-        if name not in saved and not name.endswith("inv_freq") and "cache" not in name
-    }
-    known: dict[str, Any] = {"weights": weights_digest(model), "buffers": digest_json(buffers)}
-    if rotary is not None:
-        with rope_kept(model), suppress(ModelError):
-            rotary.cosine_and_sine(torch.tensor([[0]], device=model.device))
-            rope = rotary.read_rope()
-            known["frequencies"] = [rope.scaling, *rope.frequencies.tolist()]
-    dtype = str(model.dtype).removeprefix("torch.")
-    return {"id": name_of(model) or type(model).__name__, "dtype": dtype, **known}
-
-
-_ADAPTER = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
-"""What PEFT's layers say about themselves."""
-
-
-def active_digest(model: nn.Module) -> str | None:
-    """A digest of which adapters of PEFT are active, merged or off, and their scale; else None.
-
-    Not seen: forward hooks, a `forward` that was replaced, and what a wrapper does.
-    """
-    parts = [
-        [name, [getattr(module, attribute, None) for attribute in _ADAPTER]]
-        for name, module in model.named_modules()
-        if isinstance(getattr(module, "active_adapters", None), list | tuple)
-    ]
-    return hashlib.sha256(repr(parts).encode()).hexdigest() if parts else None
-
-
-def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A digest of the vocabulary and the chat template."""
-    return digest_json([tokenizer.get_vocab(), tokenizer.chat_template])
-
-
-def warn_of_another_model(model: PreTrainedModel, scorer: Scorer) -> None:
-    """Warn, naming both, when a learned policy was trained on another model than `model`."""
-    metadata, geometry = getattr(scorer, "metadata", None), geometry_of(model.config)
-    trained_on = metadata.get("model") if isinstance(metadata, Mapping) else None
-    refused = getattr(scorer, "geometry", geometry) != geometry  # it says so when it scores
-    if not refused and (name := another_model(model, trained_on)) is not None:
-        warn_caller(
-            f"policy {getattr(scorer, 'label', scorer.name)} was trained on {name}: "
-            "its scores mean little here"
-        )
-
-
-def another_model(model: PreTrainedModel, recorded: object) -> str | None:
-    """What `recorded`, a `model_identity`, and `model` are called where they are two models.
-
-    Two are those whose names and weights both differ: a copy under another path, or the same model
-    in another dtype, is not another. Every edition of the bundled model is called `nano`, so there
-    the weights decide. A record may name a `base_model`, of which its own is a quantised copy.
-    None without a record of weights.
-    """
-    if not isinstance(recorded, Mapping) or not recorded.get("weights"):
-        return None
-    name, theirs = name_of(model), recorded.get("id")
-    if name and name == recorded.get("base_model"):
-        return None
-    bundled = name == NANO and model.dtype != torch.float16  # which does not hold all its weights
-    if (theirs == name and not bundled) or recorded["weights"] in (
-        weights_digest(model), weights_digest(model, torch.bfloat16),
-    ):  # fmt: skip
-        return None
-    ours = f"{name or type(model).__name__}{' with other weights' if theirs == name else ''}"
-    return f"{theirs}, this model is {ours}"
-
-
-def name_of(model: PreTrainedModel) -> str:
-    """The name `load_model` knows a model by, as far as the config tells."""
-    from kvp import nano
-
-    name = str(model.config.name_or_path)
-    return NANO if name == str(nano.path()) else recorded_name(name)
 
 
 _NOISE = 0.1

@@ -16,7 +16,7 @@ from transformers import DynamicCache, GenerationConfig, pipeline
 from kvp import nano
 from kvp.errors import ModelError, UsageError
 from kvp.hf import evicting, observe, prefill_and_evict
-from kvp.hf.model_access import another_model, weights_digest
+from kvp.hf.model_identity import another_model, weights_digest
 from kvp.scoring import Needs
 from policies import make_scorer
 

@@ -11,13 +11,12 @@ from kvp.hf.model_access import (
     check_model,
     known_frequencies,
     known_output_gram,
-    made_by,
     projected_norms,
     query_projection,
     rope_kept,
     rope_of,
-    weights_digest,
 )
+from kvp.hf.model_identity import made_by, weights_digest
 
 ROPES = {
     "partial": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},

@@ -14,7 +14,7 @@ from kvp.data.tasks.ruler import generate
 from kvp.errors import KvpError, ModelError
 from kvp.geometry import check_geometry
 from kvp.hf import geometry_of
-from kvp.hf.model_access import model_identity
+from kvp.hf.model_identity import model_identity
 from kvp.nano import path
 from kvp.program.names import SMOLLM2
 from policies.sources import BUNDLED

@@ -1,0 +1,138 @@
+"""What a model is called, and digests that tell it from another one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from kvp.artifacts.files import digest_json
+from kvp.artifacts.manifest import recorded_name
+from kvp.errors import ModelError
+from kvp.hf.model_access import rope_kept, rotary_of
+from kvp.hf.model_config import geometry_of
+from kvp.plugins import warn_caller
+from kvp.program.names import NANO
+from kvp.scoring import Scorer
+
+
+def model_identity(
+    name: str, revision: str | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    """Name, revision and digests of weights and tokenizer, JSON."""
+    return {
+        "id": recorded_name(name),
+        "revision": revision,
+        "weights": weights_digest(model),
+        "tokenizer": tokenizer_digest(tokenizer),
+    }
+
+
+def weights_digest(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> str:
+    """A digest of a few weights of every tensor, and of what else computes (`active_digest`).
+
+    Another checkpoint has another one. `dtype` is what weights are rounded to first: a model held
+    in float32 has the digest of the same model held in bfloat16 with `torch.bfloat16`.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(_few(tensor, dtype) if isinstance(tensor, Tensor) else repr(tensor).encode())
+    digest.update((active_digest(model) or "").encode())
+    return digest.hexdigest()
+
+
+def _few(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bytes:
+    few = tensor.detach().flatten()[:: max(1, tensor.numel() // 64)][:64]
+    return few.to("cpu", dtype).float().numpy().tobytes()
+
+
+@torch.no_grad()
+def made_by(model: PreTrainedModel) -> dict[str, Any]:
+    """What keys and values depend on, JSON: name, dtype, digests of weights and of buffers.
+
+    `frequencies` are scaling and frequencies of RoPE for short inputs.
+    """
+    saved, rotary = model.state_dict().keys(), rotary_of(model)
+    buffers = {
+        name: _few(buffer).hex()
+        for name, buffer in model.named_buffers()
+        if name not in saved and not name.endswith("inv_freq") and "cache" not in name
+    }
+    known: dict[str, Any] = {"weights": weights_digest(model), "buffers": digest_json(buffers)}
+    if rotary is not None:
+        with rope_kept(model), suppress(ModelError):
+            rotary.cosine_and_sine(torch.tensor([[0]], device=model.device))
+            rope = rotary.read_rope()
+            known["frequencies"] = [rope.scaling, *rope.frequencies.tolist()]
+    dtype = str(model.dtype).removeprefix("torch.")
+    return {"id": name_of(model) or type(model).__name__, "dtype": dtype, **known}
+
+
+_ADAPTER = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
+"""What PEFT's layers say about themselves."""
+
+
+def active_digest(model: nn.Module) -> str | None:
+    """A digest of which adapters of PEFT are active, merged or off, and their scale; else None.
+
+    Not seen: forward hooks, a `forward` that was replaced, and what a wrapper does.
+    """
+    parts = [
+        [name, [getattr(module, attribute, None) for attribute in _ADAPTER]]
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "active_adapters", None), list | tuple)
+    ]
+    return hashlib.sha256(repr(parts).encode()).hexdigest() if parts else None
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A digest of the vocabulary and the chat template."""
+    return digest_json([tokenizer.get_vocab(), tokenizer.chat_template])
+
+
+def warn_of_another_model(model: PreTrainedModel, scorer: Scorer) -> None:
+    """Warn, naming both, when a learned policy was trained on another model than `model`."""
+    metadata, geometry = getattr(scorer, "metadata", None), geometry_of(model.config)
+    trained_on = metadata.get("model") if isinstance(metadata, Mapping) else None
+    refused = getattr(scorer, "geometry", geometry) != geometry  # it says so when it scores
+    if not refused and (name := another_model(model, trained_on)) is not None:
+        warn_caller(
+            f"policy {getattr(scorer, 'label', scorer.name)} was trained on {name}: "
+            "its scores mean little here"
+        )
+
+
+def another_model(model: PreTrainedModel, recorded: object) -> str | None:
+    """What `recorded`, a `model_identity`, and `model` are called where they are two models.
+
+    Two are those whose names and weights both differ: a copy under another path, or the same model
+    in another dtype, is not another. Every edition of the bundled model is called `nano`, so there
+    the weights decide. A record may name a `base_model`, of which its own is a quantised copy.
+    None without a record of weights.
+    """
+    if not isinstance(recorded, Mapping) or not recorded.get("weights"):
+        return None
+    name, theirs = name_of(model), recorded.get("id")
+    if name and name == recorded.get("base_model"):
+        return None
+    bundled = name == NANO and model.dtype != torch.float16  # which does not hold all its weights
+    if (theirs == name and not bundled) or recorded["weights"] in (
+        weights_digest(model), weights_digest(model, torch.bfloat16),
+    ):  # fmt: skip
+        return None
+    ours = f"{name or type(model).__name__}{' with other weights' if theirs == name else ''}"
+    return f"{theirs}, this model is {ours}"
+
+
+def name_of(model: PreTrainedModel) -> str:
+    """The name `load_model` knows a model by, as far as the config tells."""
+    from kvp import nano
+
+    name = str(model.config.name_or_path)
+    return NANO if name == str(nano.path()) else recorded_name(name)
