@@ -65,7 +65,7 @@ from kvp.errors import ResultsError, UsageError
 from kvp.hf.attention import kvp_attention_set
 from kvp.hf.loading import model_of, tokenizer_of
 from kvp.hf.model_access import check_model
-from kvp.hf.model_identity import another_model, model_identity, name_of
+from kvp.hf.model_identity import another_model, model_identity, name_of, weights_digest
 from kvp.hf.prefill import unwrap_model
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.program.progress import Progress, phase, say
@@ -170,7 +170,8 @@ def _evaluate_into(
 ) -> Results | None:
     """Evaluate into a claimed folder, whose manifest is written first."""
     config = bench.config
-    digest = model_identity(config.model, config.revision, bench.model, bench.tokenizer)
+    weights = weights_digest(bench.model)
+    digest = model_identity(config.model, config.revision, bench.tokenizer, weights)
     seen = input_digests(config) if config.split in (ALL, "train") else {}
     trained = trained_tasks(prepared.methods, seen)
     notes = [

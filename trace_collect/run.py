@@ -21,7 +21,7 @@ from kvp.errors import StoreError
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import model_of, tokenizer_of
 from kvp.hf.model_access import known_frequencies, known_output_gram
-from kvp.hf.model_identity import tokenizer_digest, weights_digest
+from kvp.hf.model_identity import model_identity, weights_digest
 from kvp.hf.trace import Recorded, check_reach, collect_all, default_batch_size
 from kvp.program.progress import Progress, phase
 from kvp.program.ray_engine import do_with_ray
@@ -102,12 +102,7 @@ def identity_of(
     data = data_identity(prompts_of(config), jobs.tasks)
     return {
         **({} if config.chat_template else {"chat_template": False}),
-        "model": {
-            "id": recorded_name(config.model),
-            "revision": config.revision,
-            "weights": weights,
-            "tokenizer": tokenizer_digest(tokenizer),
-        },
+        "model": model_identity(config.model, config.revision, tokenizer, weights),
         "data": {**data, "sequences": config.counts},
         "continuation": config.answers,
         "max_new_tokens": config.max_new_tokens,

@@ -52,7 +52,7 @@ from kvp.artifacts.manifest import recorded_name, run_manifest
 from kvp.data.task import TaskSettings, context_of
 from kvp.errors import PolicyError, UsageError
 from kvp.hf import Prefill
-from kvp.hf.model_identity import model_identity
+from kvp.hf.model_identity import model_identity, weights_digest
 from kvp.program.progress import Progress, phase, say
 from kvp.ranking import UNPROTECTED, Protection, Selection
 from kvp.scoring import Scorer, score_prompt
@@ -159,7 +159,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     bench = load_bench(config.evaluation, [method])
     phase(f"searching on {len(search_prompts)} prompts, {len(held_out)} held out")
     identity["model_digest"] = model_identity(
-        config.model, config.revision, bench.model, bench.tokenizer
+        config.model, config.revision, bench.tokenizer, weights_digest(bench.model)
     )
     manifest = run_manifest(identity, seed=config.seed)
     output.begin({**FORMAT.head, "identity": identity, "run": manifest, "files": {}})

@@ -38,7 +38,7 @@ from eval.tune.tuned_settings import FORMAT, SETTINGS, Scored, TunedSettings
 from kvp.artifacts.files import atomic_write_bytes, digest_json
 from kvp.artifacts.manifest import recorded_name, run_manifest, write_sealed_json
 from kvp.errors import UsageError
-from kvp.hf.model_identity import model_identity
+from kvp.hf.model_identity import model_identity, weights_digest
 from kvp.program.progress import phase, say
 from kvp.ranking import UNPROTECTED
 from policies import make_allocator, sizes_itself, split_method
@@ -216,7 +216,8 @@ def run(config: TuneConfig) -> TunedSettings:
     with open_folder(evaluation, digests) as output:
         tuning = Tuning(config, prepare(evaluation, methods), subjects)
         bench = load_bench(evaluation, methods)
-        model = model_identity(config.model, config.revision, bench.model, bench.tokenizer)
+        weights = weights_digest(bench.model)
+        model = model_identity(config.model, config.revision, bench.tokenizer, weights)
         write_manifest(output, evaluation, digests, tuning.prepared.notes, model)
         file = RecordFile(output.local / ROWS)
         tuning.search(bench, file)

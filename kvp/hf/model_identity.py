@@ -22,13 +22,13 @@ from kvp.scoring import Scorer
 
 
 def model_identity(
-    name: str, revision: str | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    name: str, revision: str | None, tokenizer: PreTrainedTokenizerBase, weights: str | None
 ) -> dict[str, Any]:
-    """Name, revision and digests of weights and tokenizer, JSON."""
+    """Name, revision and digests of weights (None before they are loaded) and tokenizer, JSON."""
     return {
         "id": recorded_name(name),
         "revision": revision,
-        "weights": weights_digest(model),
+        "weights": weights,
         "tokenizer": tokenizer_digest(tokenizer),
     }
 
