@@ -2,7 +2,7 @@
 
 Each compressed cache holds the same prompt with other tokens evicted; its heads may keep different
 numbers of them. `kvp.hf.evict.gather` gathers all from one prefill. Caches leave the batch when
-their answer ends, and equal ones run once. Greedy decoding only (`kvp.hf.prefill`); one by one
+their answer ends, and equal ones run once. Greedy decoding only (`kvp.hf.decoding`); one by one
 the tokens are those of `model.generate(do_sample=False)` on the same cache.
 """
 
@@ -24,8 +24,8 @@ from kvp.data.encode import Encoded
 from kvp.data.task import Sample
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, Prefill, observe, prefill
+from kvp.hf.decoding import decode_greedily, end_tokens, next_logits
 from kvp.hf.evict import all_tokens, choose, gather
-from kvp.hf.prefill import decode_greedily, end_tokens, next_logits
 from kvp.ops.future_attention import future_attention
 from kvp.plugins import own_errors
 from kvp.ranking import EMPTY_SLOT

@@ -64,9 +64,8 @@ from kvp.devices import device_of_rank
 from kvp.errors import ResultsError, UsageError
 from kvp.hf.attention import kvp_attention_set
 from kvp.hf.loading import model_of, tokenizer_of
-from kvp.hf.model_access import check_model
+from kvp.hf.model_access import check_model, unwrap_model
 from kvp.hf.model_identity import another_model, model_identity, name_of, weights_digest
-from kvp.hf.prefill import unwrap_model
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.program.progress import Progress, phase, say
 from kvp.program.ray_engine import do_with_ray

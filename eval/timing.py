@@ -20,8 +20,8 @@ from eval.evaluate import Bench, Prompt, hindsight, keep, run_prefix, tokens_per
 from eval.methods import Method
 from eval.results.records import Record
 from kvp.hf import EvictingCache, Prefill
+from kvp.hf.decoding import next_logits
 from kvp.hf.evict import gather
-from kvp.hf.prefill import next_logits
 from kvp.program.progress import Progress
 from kvp.scoring import Needs
 

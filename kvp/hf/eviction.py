@@ -34,10 +34,10 @@ from kvp.hf.cache import EvictingCache, Turn
 from kvp.hf.calls import OPEN, Call, block_call, calling, refuse_inside_block
 from kvp.hf.evict import EvictionRule, check_repeatable, evict, evict_again
 from kvp.hf.kept import Kept
-from kvp.hf.model_access import check_mode, check_model
+from kvp.hf.model_access import check_mode, check_model, unwrap_model
 from kvp.hf.model_config import rope_switch
 from kvp.hf.model_identity import warn_of_another_model
-from kvp.hf.prefill import Prefill, prefill, recorded_hidden, unwrap_model
+from kvp.hf.prefill import Prefill, prefill, recorded_hidden
 from kvp.hf.scorer_inputs import HiddenRecorder, check_inputs, reads_text
 from kvp.hf.visibility import RIGHT_PADDED, count_left_padding, count_on
 from kvp.plugins import instance_of

@@ -27,8 +27,33 @@ from kvp.rope import Rope
 
 _CHANGED_BY_LENGTH = ("inv_freq", "max_seq_len_cached", "attention_scaling")
 """How the attributes of a rotary embedding end that a long input changes."""
+_OUTSIDE = ("is_prompt_learning", "alora_invocation_tokens", "XLORA", "POLY", "SHADOW")
+"""Settings and kinds of adapters of PEFT that compute outside of a model's modules."""
 _ROTATES_QUERIES: WeakSet[PreTrainedModel] = WeakSet()
 """Models whose queries have been compared with their projected and rotated states."""
+
+
+def unwrap_model(model: nn.Module) -> PreTrainedModel:
+    """The model itself, or the one that torch.compile or PEFT holds.
+
+    Raises ModelError for other wrappers, and for adapters outside of the model, as soft prompts.
+    """
+    inner: Any = getattr(model, "_orig_mod", model)  # torch.compile
+    if hasattr(inner, "get_base_model"):  # PEFT
+        adapter = getattr(inner, "active_peft_config", None)
+        kind = str(getattr(getattr(adapter, "peft_type", None), "value", ""))
+        own = any(getattr(adapter, name, None) for name in _OUTSIDE) or kind in _OUTSIDE
+        if own and not getattr(inner, "_adapters_disabled", False):
+            raise ModelError(
+                f"this model's adapter ({kind}) is no part of its modules: leave it out "
+                "(disable_adapter)"
+            )
+        inner = inner.get_base_model()
+    if not isinstance(inner, PreTrainedModel):
+        raise ModelError(
+            f"{type(model).__name__} is no transformers model: pass the one that it wraps to kvp"
+        )
+    return inner
 
 
 def attention_modules(model: PreTrainedModel) -> list[nn.Module]:

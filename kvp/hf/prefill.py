@@ -1,4 +1,4 @@
-"""Run a model: what one forward pass records, the views that scorers read of it, and answers.
+"""Run a model: what one forward pass records, and the views that scorers read of it.
 
 The one path from a model to scores: collection, eviction, evaluation and calibration run a prompt
 to a `Prefill` and iterate over `Prefill.views`. Views hold no padding: `split_batch` splits a
@@ -15,48 +15,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import compress
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.errors import ModelError, UsageError
+from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import OtherLayer, copies, without_padding
 from kvp.hf.calls import refuse_inside_block
-from kvp.hf.model_access import check_mode
+from kvp.hf.decoding import next_logits
+from kvp.hf.model_access import check_mode, unwrap_model
 from kvp.hf.scorer_inputs import HiddenRecord, HiddenRecorder, ScorerInputs, needs_scorer_inputs
 from kvp.scoring import ALL_QUERIES, Needs, View
-
-_OUTSIDE = ("is_prompt_learning", "alora_invocation_tokens", "XLORA", "POLY", "SHADOW")
-"""Settings and kinds of adapters of PEFT that compute outside of a model's modules."""
-
-
-def unwrap_model(model: nn.Module) -> PreTrainedModel:
-    """The model itself, or the one that torch.compile or PEFT holds.
-
-    Raises ModelError for other wrappers, and for adapters outside of the model, as soft prompts.
-    """
-    inner: Any = getattr(model, "_orig_mod", model)  # torch.compile
-    if hasattr(inner, "get_base_model"):  # PEFT
-        adapter = getattr(inner, "active_peft_config", None)
-        kind = str(getattr(getattr(adapter, "peft_type", None), "value", ""))
-        own = any(getattr(adapter, name, None) for name in _OUTSIDE) or kind in _OUTSIDE
-        if own and not getattr(inner, "_adapters_disabled", False):
-            raise ModelError(
-                f"this model's adapter ({kind}) is no part of its modules: leave it out "
-                "(disable_adapter)"
-            )
-        inner = inner.get_base_model()
-    if not isinstance(inner, PreTrainedModel):
-        raise ModelError(
-            f"{type(model).__name__} is no transformers model: pass the one that it wraps to kvp"
-        )
-    return inner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,65 +247,3 @@ def split_batch(
         )
         parts.append((batch, part.with_inputs(model, input_ids[batch, pad:], tokenizer)))
     return parts
-
-
-def end_tokens(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
-) -> tuple[int, ...]:
-    """Token ids that end an answer: the generation config's, else the tokenizer's, else none."""
-    for source in (model.generation_config, tokenizer):
-        if (ends := getattr(source, "eos_token_id", None)) is not None:
-            return tuple(map(int, ends)) if isinstance(ends, list | tuple) else (int(ends),)
-    return ()
-
-
-@torch.inference_mode()
-def decode_greedily(
-    model: PreTrainedModel,
-    cache: EvictingCache,
-    feed: Tensor,
-    position: int,
-    *,
-    max_new_tokens: int,
-    ends: Sequence[int],
-) -> list[list[int]]:
-    """Continue every entry of a batch by its most likely tokens; one list of ids per entry.
-
-    `feed` [B, F] int64 are the tokens after the cached ones, F >= 1, the first at `position`. An
-    answer includes its end token; entries leave the batch, and `cache`, when they end. Penalties of
-    the model's generation config are not applied.
-    """
-    stop = torch.tensor(ends, device=model.device, dtype=torch.long)
-    answers: list[list[int]] = [[] for _ in feed]
-    unfinished = list(range(len(feed)))
-    tokens = feed.to(model.device)
-    for _ in range(max_new_tokens):
-        logits = next_logits(model, tokens, cache, position, keep=1)  # [B, 1, V]
-        position += tokens.shape[1]
-        tokens = logits[:, -1:].argmax(-1)  # [B, 1]
-        for entry, token in zip(unfinished, tokens[:, 0].tolist(), strict=True):
-            answers[entry].append(token)
-        going = ~torch.isin(tokens[:, 0], stop)  # [B]
-        if not bool(going.all()):
-            unfinished = list(compress(unfinished, going.tolist()))
-            if not unfinished:
-                break
-            tokens = tokens[going]
-            cache.batch_select_indices(going.nonzero()[:, 0])
-    return answers
-
-
-def next_logits(
-    model: PreTrainedModel, tokens: Tensor, cache: EvictingCache, position: int, *, keep: int
-) -> Tensor:
-    """Logits [B, keep, V] of the last `keep` of tokens [B, F], whose first is at `position`."""
-    positions = torch.arange(position, position + tokens.shape[1], device=tokens.device)
-    output = model(
-        input_ids=tokens,
-        position_ids=positions.expand(tokens.shape[0], -1),
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=keep,
-    )
-    logits: Tensor = output.logits
-    return logits

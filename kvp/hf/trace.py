@@ -21,8 +21,9 @@ from kvp.data.encode import Encoded, encode
 from kvp.data.task import Sample
 from kvp.errors import UsageError
 from kvp.hf.cache_layers import other_layers
+from kvp.hf.decoding import end_tokens
 from kvp.hf.model_config import context_limit, geometry_of, rope_switch
-from kvp.hf.prefill import end_tokens, observe, prefill
+from kvp.hf.prefill import observe, prefill
 from kvp.scoring import ALL_QUERIES, Needs, Reconstruction
 from kvp.store import SequenceRecord, Trace, planned_bytes
 

@@ -1,11 +1,10 @@
-"""What a pass over a prompt records, the views of it, and answers after it."""
+"""What a pass over a prompt records, and the views of it."""
 
 import pytest
 import torch
 
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, observe, prefill
-from kvp.hf.prefill import decode_greedily, end_tokens
 from kvp.hf.scorer_inputs import HiddenRecorder
 from kvp.scoring import ALL_QUERIES, Needs
 
@@ -125,29 +124,6 @@ def test_short_prompts_count_their_last_token(qwen, prompt, entering, tokens):
     record = observe(qwen, prompt(tokens), hidden_after=(4,)).hidden
     states = entering(qwen, prompt(tokens))[1]
     _close(record.moments[4][1], states[:, -1:])
-
-
-def test_the_generation_config_ends_an_answer_and_the_tokenizer_where_it_is_silent(qwen, letters):
-    tokenizer = letters()
-    tokenizer.eos_token = "R"
-    for config, expected in (([5, 6], (5, 6)), (5, (5,)), (None, (tokenizer.eos_token_id,))):
-        qwen.generation_config.eos_token_id = config
-        assert end_tokens(qwen, tokenizer) == expected
-    assert end_tokens(qwen) == ()
-
-
-def test_greedy_answers_are_those_of_generate(qwen, prompt):
-    ids = prompt(20, batch=3)
-    whole = qwen.generate(
-        input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12
-    )[:, 20:].tolist()  # fmt: skip
-    ends = (whole[0][4], whole[2][0])
-    expected = []
-    for answer in whole:
-        stops = [index for index, token in enumerate(answer) if token in ends]
-        expected.append(answer[: stops[0] + 1] if stops else answer)
-    assert decode_greedily(qwen, EvictingCache(), ids, 0, max_new_tokens=12, ends=ends) == expected
-    assert decode_greedily(qwen, EvictingCache(), ids, 0, max_new_tokens=12, ends=()) == whole
 
 
 def test_what_was_not_observed_is_refused(qwen, prompt):
