@@ -1,7 +1,7 @@
 """One prompt under one protocol: prefill once, select tokens per setting, decode as one batch.
 
 Each compressed cache holds the same prompt with other tokens evicted; its heads may keep different
-numbers of them. `kvp.hf.evict.gather` gathers all from one prefill. Caches leave the batch when
+numbers of them. `kvp.hf.shrink.gather` gathers all from one prefill. Caches leave the batch when
 their answer ends, and equal ones run once. Greedy decoding only (`kvp.hf.decoding`); one by one
 the tokens are those of `model.generate(do_sample=False)` on the same cache.
 """
@@ -25,7 +25,7 @@ from kvp.data.task import Sample
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, Prefill, observe, prefill
 from kvp.hf.decoding import decode_greedily, end_tokens, next_logits
-from kvp.hf.evict import all_tokens, choose, gather
+from kvp.hf.shrink import all_tokens, choose, gather
 from kvp.ops.future_attention import future_attention
 from kvp.plugins import own_errors
 from kvp.ranking import EMPTY_SLOT

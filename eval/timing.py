@@ -21,7 +21,7 @@ from eval.methods import Method
 from eval.results.records import Record
 from kvp.hf import EvictingCache, Prefill
 from kvp.hf.decoding import next_logits
-from kvp.hf.evict import gather
+from kvp.hf.shrink import gather
 from kvp.program.progress import Progress
 from kvp.scoring import Needs
 

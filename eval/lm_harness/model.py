@@ -28,11 +28,11 @@ from kvp.errors import UsageError
 from kvp.hf import EvictingCache, geometry_of, load_config, load_model, load_tokenizer, prefill
 from kvp.hf.attention import kvp_attention_set
 from kvp.hf.decoding import next_logits
-from kvp.hf.evict import gather
 from kvp.hf.loading import local_folder
 from kvp.hf.model_access import check_model
 from kvp.hf.model_identity import warn_of_another_model, weights_digest
 from kvp.hf.scorer_inputs import check_inputs
+from kvp.hf.shrink import gather
 from kvp.program.progress import say
 from kvp.program.settings import DtypeName
 from kvp.scoring import Needs

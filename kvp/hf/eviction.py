@@ -32,13 +32,13 @@ from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, Undo, kvp_attention_set, share_change
 from kvp.hf.cache import EvictingCache, Turn
 from kvp.hf.calls import OPEN, Call, block_call, calling, refuse_inside_block
-from kvp.hf.evict import EvictionRule, check_repeatable, evict, evict_again
 from kvp.hf.kept import Kept
 from kvp.hf.model_access import check_mode, check_model, unwrap_model
 from kvp.hf.model_config import rope_switch
 from kvp.hf.model_identity import warn_of_another_model
 from kvp.hf.prefill import Prefill, prefill, recorded_hidden
 from kvp.hf.scorer_inputs import HiddenRecorder, check_inputs, reads_text
+from kvp.hf.shrink import EvictionRule, check_repeatable, shrink, shrink_again
 from kvp.hf.visibility import RIGHT_PADDED, count_left_padding, count_on
 from kvp.plugins import instance_of
 from kvp.ranking import Allocator, Protection, budget_tokens, kept_tokens, protection_of
@@ -74,7 +74,7 @@ def prefill_and_evict(
     kept = kept_tokens(rule.budget, cached, rule.protection)
     needs = rule.scorer.needs if rule.allocator is not None or kept < cached else Needs()
     seen = prefill(model, input_ids, needs, tokenizer=tokenizer, fed_again=fed_again)
-    evict(
+    shrink(
         model, seen, rule, padding=[0] * batch, input_ids=input_ids, tokenizer=tokenizer,
         budgets=[kept] * batch,
     )  # fmt: skip
@@ -426,13 +426,13 @@ class EvictingBlock(AbstractContextManager[Kept]):
         prompts = cache.turn.prompts
         budgets = [budget_tokens(rule.budget, length, rule.protection) for length in prompts]
         if step.padding is not None:
-            evict(
+            shrink(
                 self.model, Prefill.of(cache, step.hidden), rule,
                 padding=step.padding, budgets=budgets, input_ids=step.fed,
                 tokenizer=self.tokenizer,
             )  # fmt: skip
         else:
-            evict_again(cache, rule, budgets, [0] * cache.batch if step.is_prompt else prompts)
+            shrink_again(cache, rule, budgets, [0] * cache.batch if step.is_prompt else prompts)
             cache.turn = replace(cache.turn, shrunk_at=cache.get_seq_length())
         if self.every is None:
             cache.recorder = None

@@ -33,8 +33,8 @@ from kvp.data.task import TaskSettings
 from kvp.data.tasks import build_samples, find_task
 from kvp.hf.attention import kvp_attention_set
 from kvp.hf.contexts import context_of, load_context
-from kvp.hf.evict import choose, gather
 from kvp.hf.prefill import prefill
+from kvp.hf.shrink import choose, gather
 from kvp.program.names import split_list
 from kvp.ranking import Protection
 from kvp.vllm.plugin import configured_method

@@ -19,7 +19,7 @@ from eval.timing import timing_records
 from kvp.budgets import parse_budget
 from kvp.data.task import TaskSettings
 from kvp.hf import EvictingCache, prefill, prefill_and_evict
-from kvp.hf.evict import all_tokens
+from kvp.hf.shrink import all_tokens
 from kvp.program.names import split_list
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import ALL_QUERIES, Needs

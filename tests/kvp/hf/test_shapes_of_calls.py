@@ -1,7 +1,7 @@
 """Forms in which ids, masks and positions reach a model inside an evicting block.
 
 What a turn does to a cache is that of one plain pass over its tokens, or one line says what to
-pass; `test_evict_again.py` has what is right of such a pass.
+pass; `test_shrink_again.py` has what is right of such a pass.
 """
 
 import pytest

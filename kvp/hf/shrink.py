@@ -1,10 +1,10 @@
 """Which tokens a cache keeps: views to scores, scores to counts, counts to tokens.
 
 One prefill makes many caches: `choose` scores it once for all budgets and allocators of a method,
-`gather` makes a cache of the tokens chosen, `evict` shrinks the cache of the prefill. Prompts
+`gather` makes a cache of the tokens chosen, `shrink` shrinks the cache of the prefill. Prompts
 without padding are scored together, padded ones one at a time, so that views hold no padding.
 
-A cache that has been shrunk before is ranked by scores of what it still holds (`evict_again`).
+A cache that has been shrunk before is ranked by scores of what it still holds (`shrink_again`).
 Heads hold different tokens by then, so views carry positions per head; where heads hold different
 numbers of tokens, or a batch is padded, each head has a view of its own. Scorers see every token
 that is stored, and the queries of the latest ones. Left out there: methods that read the whole
@@ -52,7 +52,7 @@ class EvictionRule:
     """None: the same number of tokens in every head."""
 
 
-def evict(
+def shrink(
     model: PreTrainedModel,
     seen: Prefill,
     rule: EvictionRule,
@@ -171,7 +171,7 @@ def check_repeatable(rule: EvictionRule) -> None:
         )
 
 
-def evict_again(
+def shrink_again(
     cache: EvictingCache, rule: EvictionRule, budgets: Sequence[int], prompts: Sequence[int]
 ) -> None:
     """Shrink `cache` in place to `budgets`, tokens per KV head of each batch entry.
