@@ -24,8 +24,6 @@ DTYPES: dict[str, tuple[torch.dtype, str]] = {
     "bfloat16": (torch.bfloat16, "uint16"),  # zarr has none: its 16 bits are kept as they are
 }
 """Name of a trace dtype -> (torch dtype, stored zarr dtype)."""
-READING = 0.2
-"""Weight of queries that write no reply in `max_reply_attention`; those that do have 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,14 +167,3 @@ def planned_bytes(geometry: Geometry, *, dtype: str, tokens: int, labels: int = 
     """
     per_head = geometry.head_dim * (2 + geometry.group) * DTYPES[dtype][0].itemsize + 4 * labels
     return tokens * geometry.total_kv_heads * per_head
-
-
-def reply_windows(spans: Sequence[tuple[int, int]], first: int, stop: int) -> list[tuple[int, int]]:
-    """Queries at `first` <= j < `stop` that write replies, as [first, last) windows.
-
-    A reply of the tokens [a, b) is written by the queries of the token before it and of its own.
-    Where none of them writes a reply all count: in running text every token is what the model is to
-    write.
-    """
-    windows = [(max(a - 1, first), min(b, stop)) for a, b in spans]
-    return [(a, b) for a, b in windows if a < b] or [(first, stop)]

@@ -12,7 +12,6 @@ from torch import Tensor
 from kvp.errors import UsageError
 from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.plugins import own_errors
-from kvp.store.schema import READING, reply_windows
 from train.recipe import LABELS
 
 EVALUATED = "future_attention"
@@ -24,6 +23,8 @@ TARGET_LABELS = {
 """Calibration target -> label of the contexts. Scores are fitted to it times the norm of the
 token's value after the output projection: a bound of how far it moves the residual stream. Every
 other target is the name of a label, which scores are fitted to as it is."""
+READING = 0.2
+"""Weight of queries that write no reply in `max_reply_attention`; those that do have 1."""
 CALIBRATION_CONTEXTS = 48
 """Held-out contexts that scores are calibrated on, so that heads can compete."""
 
@@ -46,8 +47,8 @@ class Label:
     stored: str | None = None
     """Name under which `kvp collect --labels` stores it."""
     reading: float = 1.0
-    """Weight of queries that write none of the assistant's replies (`kvp.store.schema`); those
-    that write them have 1."""
+    """Weight of queries that write none of the assistant's replies (`reply_windows`); those that
+    write them have 1."""
 
     def importance_of(
         self,
@@ -85,6 +86,17 @@ class Label:
         """The sum of both parts, [L, H, N] each, with the total of `stored` twice."""
         total = computed.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
         return stored + computed * (stored.sum(-1, keepdim=True) / total)
+
+
+def reply_windows(spans: Sequence[tuple[int, int]], first: int, stop: int) -> list[tuple[int, int]]:
+    """Queries at `first` <= j < `stop` that write replies, as [first, last) windows.
+
+    A reply of the tokens [a, b) is written by the queries of the token before it and of its own.
+    Where none of them writes a reply all count: in running text every token is what the model is to
+    write.
+    """
+    windows = [(max(a - 1, first), min(b, stop)) for a, b in spans]
+    return [(a, b) for a, b in windows if a < b] or [(first, stop)]
 
 
 @cache

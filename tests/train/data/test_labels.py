@@ -8,10 +8,9 @@ import torch
 from kvp.errors import UsageError
 from kvp.ops.future_attention import max_future_attention
 from kvp.store import TraceReader
-from kvp.store.schema import reply_windows
 from train.data.compression_points import CompressionPoint, held_out_points
 from train.data.contexts import ContextSource
-from train.data.labels import LABELS, Label, label_of
+from train.data.labels import LABELS, Label, label_of, reply_windows
 from train.recipe import FOURIER
 
 
