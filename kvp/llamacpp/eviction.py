@@ -24,7 +24,7 @@ from rich.filesize import decimal
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import CacheError, UsageError
 from kvp.geometry import Geometry
-from kvp.llamacpp.engine import Decoder
+from kvp.llamacpp.decoder import Decoder
 from kvp.llamacpp.state import SequenceState
 from kvp.ranking import Protection, kept_tokens, select
 from kvp.scoring import Scorer, score_layers
@@ -143,8 +143,8 @@ def shrink(
         ModelError, CacheError: not a cache that kvp can cut; nothing has been changed.
         PolicyError: the policy is of another model.
     """
-    engine, protection = _engine(llama), _protection(protection, scorer)
-    state = engine.read()
+    decoder, protection = _decoder(llama), _protection(protection, scorer)
+    state = decoder.read()
     seen = int(state.positions[-1]) + 1
     tokens = llama.input_ids[: llama.n_tokens].tolist()
     if len(tokens) != seen and scorer.needs.queries:
@@ -152,14 +152,14 @@ def shrink(
     budgeted = kept_tokens(parse_budget(budget), len(state.positions), protection)
     held, first = _SHRUNK.get(llama), int(state.positions[0])
     if held is None or first != held.end - held.cells(held.seen) or seen < held.floor:
-        held = _hold_all(engine.geometry, state.positions)
+        held = _hold_all(decoder.geometry, state.positions)
         if first:
             raise CacheError(
                 f"the cells begin at position {first}: kvp does not know which tokens they hold; "
                 "shrink what this Llama has read itself"
             )
     kept = Cells(held, seen)
-    _cut(engine, scorer, state, kept, budgeted, protection, tokens)
+    _cut(decoder, scorer, state, kept, budgeted, protection, tokens)
     _SHRUNK[llama] = kept.held
     _read_anew_before(kept.held.floor, weakref.ref(llama))
     llama._requires_eval = True  # the logits of the last token are those of the full cache
@@ -211,16 +211,16 @@ def bounded(
             PolicyError as for `shrink`.
     """
     protection = _protection(protection, scorer)
-    engine, least = _engine(llama), 4 * max(protection.tokens, 8)
-    bound = _Bound(engine, scorer, _bound_of(llama, cells, least), protection)
+    decoder, least = _decoder(llama), 4 * max(protection.tokens, 8)
+    bound = _Bound(decoder, scorer, _bound_of(llama, cells, least), protection)
     own = {"_n_ctx": llama._n_ctx, "input_ids": llama.input_ids}
     vars(llama).pop("eval", None)
     llama.reset()
     try:
         llama.eval([0] * (least // 2))
-        trial = Cells(_hold_all(engine.geometry, np.arange(least // 2)), least // 2)
-        _cut(engine, scorer, engine.read(), trial, least // 4, protection, [0] * least)
-        _close_gaps(engine, trial)
+        trial = Cells(_hold_all(decoder.geometry, np.arange(least // 2)), least // 2)
+        _cut(decoder, scorer, decoder.read(), trial, least // 4, protection, [0] * least)
+        _close_gaps(decoder, trial)
         llama.reset()
         llama._n_ctx, llama.input_ids = LONGEST, np.zeros(LONGEST, np.intc)
         llama.eval = bound.eval
@@ -247,11 +247,11 @@ def _bound_of(llama: Llama, cells: int | None, least: int) -> int:
     return cells
 
 
-def _engine(llama: Llama) -> Decoder:
-    engine = Decoder.of(llama)
+def _decoder(llama: Llama) -> Decoder:
+    decoder = Decoder.of(llama)
     if isinstance(getattr(llama.eval, "__self__", None), _Bound):
         raise UsageError("this Llama is within bounded, which evicts by itself: leave that first")
-    return engine
+    return decoder
 
 
 def _protection(asked: Protection | None, scorer: Scorer) -> Protection:
@@ -262,16 +262,18 @@ def _protection(asked: Protection | None, scorer: Scorer) -> Protection:
 class _Bound:
     """Sequence 0 of a llama within a number of cells."""
 
-    def __init__(self, engine: Decoder, scorer: Scorer, cells: int, protection: Protection) -> None:
-        self.engine, self.scorer, self.cells = engine, scorer, cells
+    def __init__(
+        self, decoder: Decoder, scorer: Scorer, cells: int, protection: Protection
+    ) -> None:
+        self.decoder, self.scorer, self.cells = decoder, scorer, cells
         self.protection = protection
-        self.empty = _hold_all(engine.geometry, np.zeros(0))
+        self.empty = _hold_all(decoder.geometry, np.zeros(0))
         self.kept = Cells(self.empty)
-        self.trained = llama_cpp.llama_model_n_ctx_train(engine.llama.model)
+        self.trained = llama_cpp.llama_model_n_ctx_train(decoder.llama.model)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Read tokens after the first `llama.n_tokens`, in place of `Llama.eval`."""
-        llama, kept = self.engine.llama, self.kept
+        llama, kept = self.decoder.llama, self.kept
         if llama.n_tokens < kept.held.floor:  # heads hold different tokens there
             tokens = [*llama.input_ids[: llama.n_tokens].tolist(), *tokens]
             llama.n_tokens, kept.held = 0, self.empty
@@ -285,7 +287,7 @@ class _Bound:
             if kept.kept + len(piece) > self.cells:
                 self._evict(self.cells - max(len(piece), self.cells // 8))
             if kept.end + len(piece) > self.trained:
-                _close_gaps(self.engine, kept)
+                _close_gaps(self.decoder, kept)
             llama._batch.set_batch(batch=piece, n_past=kept.end, logits_all=False)
             llama._ctx.decode(llama._batch)
             llama.input_ids[kept.seen : kept.seen + len(piece)] = piece
@@ -294,24 +296,24 @@ class _Bound:
             llama._requires_eval = False
 
     def _evict(self, keep: int) -> None:
-        state, end = self.engine.read(), self.kept.end
+        state, end = self.decoder.read(), self.kept.end
         if not np.array_equal(state.positions, np.arange(end - self.kept.kept, end)):
             raise CacheError("the llama.cpp cache was changed inside the block by something else")
         first = max(self.kept.seen - self.scorer.needs.queries, 0)
-        tokens = self.engine.llama.input_ids[first : self.kept.seen].tolist()
-        _cut(self.engine, self.scorer, state, self.kept, keep, self.protection, tokens)
+        tokens = self.decoder.llama.input_ids[first : self.kept.seen].tolist()
+        _cut(self.decoder, self.scorer, state, self.kept, keep, self.protection, tokens)
 
 
-def _close_gaps(engine: Decoder, kept: Cells) -> None:
+def _close_gaps(decoder: Decoder, kept: Cells) -> None:
     """Turn the keys of every head to positions 0, 1, ..."""
     places = np.broadcast_to(np.arange(kept.kept), kept.positions.shape)
-    state = engine.move_keys(engine.read(), places - kept.positions)
-    engine.write(replace(state, positions=np.arange(kept.kept, dtype=np.int32)))
+    state = decoder.move_keys(decoder.read(), places - kept.positions)
+    decoder.write(replace(state, positions=np.arange(kept.kept, dtype=np.int32)))
     kept.held = _Held(places, kept.seen, kept.kept, kept.held.floor)
 
 
 def _cut(
-    engine: Decoder,
+    decoder: Decoder,
     scorer: Scorer,
     state: SequenceState,
     kept: Cells,
@@ -322,9 +324,9 @@ def _cut(
     """Keep the `keep` best cells of every head, and say so in `kept`."""
     started, places, held = time.perf_counter(), kept.positions, kept.held
     with torch.inference_mode():
-        views = engine.views(state, scorer.needs, keep, tokens, places, kept.seen - held.floor)
+        views = decoder.views(state, scorer.needs, keep, tokens, places, kept.seen - held.floor)
         best = select(torch.cat(score_layers(scorer, views)), keep, protection).numpy()
-    engine.write(state.take(best))
+    decoder.write(state.take(best))
     own = np.take_along_axis(places, best, -1)
     floor = kept.seen - _count_unbroken(best.reshape(-1, keep) - kept.kept)
     kept.held = _Held(own, kept.seen, kept.end, max(held.floor, floor))

@@ -27,8 +27,8 @@ from kvp.scoring import Needs
 from policies import load_policy, make_scorer
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="the extra llama-cpp is not installed")
-from kvp.llamacpp import engine  # noqa: E402
-from kvp.llamacpp.engine import Decoder  # noqa: E402
+from kvp.llamacpp import decoder  # noqa: E402
+from kvp.llamacpp.decoder import Decoder  # noqa: E402
 from kvp.llamacpp.eviction import bounded, shrink  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -140,8 +140,8 @@ def turned(model, projected):
 def test_a_view_has_what_transformers_has(pair, cache, limit):
     llama, ids = pair.load(**CACHES[cache]), ids_of(100)
     llama.eval(ids)
-    engine = Decoder.of(llama)
-    views = list(engine.views(engine.read(), Needs(queries=32), 50, ids, places(100), 100))
+    decoder = Decoder.of(llama)
+    views = list(decoder.views(decoder.read(), Needs(queries=32), 50, ids, places(100), 100))
     queries = []
     hooks = [
         layer.self_attn.q_proj.register_forward_hook(lambda *a: queries.append(a[2]))
@@ -164,7 +164,7 @@ def test_computing_queries_leaves_nothing_behind(llama):
     llama.eval(ids_of(100))
     shrink(llama, make_scorer("snapkv"), 40)
     partials = [one for one in gc.get_objects() if type(one) is partial]
-    kept = [one for one in partials if one.func is engine._take]
+    kept = [one for one in partials if one.func is decoder._take]
     assert not [found for one in kept for found in one.args if found]
 
 
@@ -236,10 +236,10 @@ def test_a_cache_is_shrunk_again_and_again(pair, cache):
     plain.eval(ids[:160])
     first = Decoder.of(plain).read().take(places(160)[..., :80])
     assert first.positions.tolist() == [*range(80, 160)]
-    engine = Decoder.of(llama)
-    assert engine.read().positions.tolist() == [*range(110, 160)]
-    (view, _) = engine.views(engine.read(), Needs(), 50, [], held, 0)
-    whole = next(iter(engine.views(Decoder.of(plain).read(), Needs(), 50, [], places(160), 160)))
+    decoder = Decoder.of(llama)
+    assert decoder.read().positions.tolist() == [*range(110, 160)]
+    (view, _) = decoder.views(decoder.read(), Needs(), 50, [], held, 0)
+    whole = next(iter(decoder.views(Decoder.of(plain).read(), Needs(), 50, [], places(160), 160)))
     index = torch.from_numpy(held[0])[None, ..., None].expand(-1, -1, -1, 64)
     assert view.positions.tolist() == [held[0].tolist()]
     assert distance(view.keys, whole.keys.gather(2, index)) < 1e-6  # layer 0 sees no others
@@ -277,8 +277,8 @@ def test_methods_choose_for_every_head(llama, method):
     ids = ids_of(130)
     llama.eval(ids)
     scorer = make_scorer(method)
-    engine = Decoder.of(llama)
-    views = engine.views(engine.read(), scorer.needs, 40, ids, places(130), 130)
+    decoder = Decoder.of(llama)
+    views = decoder.views(decoder.read(), scorer.needs, 40, ids, places(130), 130)
     expected = select(torch.cat([scorer.score(view) for view in views]), 40, Protection())
     np.testing.assert_array_equal(shrink(llama, scorer, 40).positions, expected)
 
@@ -291,7 +291,7 @@ def test_queries_are_read_right_after_a_cut(pair, llama, method, protection):
     llama.eval(ids)
     kept = shrink(llama, scorer, "50%", protection)
     first, count = kept.positions, 128 - kept.held.floor
-    engine = Decoder.of(llama)
+    decoder = Decoder.of(llama)
     asked = []
     hook = pair.model.model.layers[1].self_attn.q_proj.register_forward_hook(
         lambda *a: asked.append(a[2])
@@ -299,7 +299,7 @@ def test_queries_are_read_right_after_a_cut(pair, llama, method, protection):
     assert count >= (16 if protection is None else 1)
     pair.logits(ids, first[..., :-count], of=count)
     hook.remove()
-    (*_, view) = engine.views(engine.read(), Needs(queries=count), 30, ids, first, count)
+    (*_, view) = decoder.views(decoder.read(), Needs(queries=count), 30, ids, first, count)
     assert distance(view.queries, turned(pair.model, asked[0])[:, :, -count:]) < 5e-3
     second = shrink(llama, scorer, "50%", protection).positions
     assert second.shape[-1] == first.shape[-1] // 2
@@ -356,13 +356,13 @@ def test_gaps_are_closed_at_the_trained_length(pair, cache, limit):
     llama, ids = pair.load(**CACHES[cache]), ids_of(700)
     with bounded(llama, make_scorer("keydiff"), 128) as kept:
         llama.eval(ids)
-        engine = Decoder.of(llama)
-        state = engine.read()
+        decoder = Decoder.of(llama)
+        state = decoder.read()
         assert len(state.positions) == kept.kept <= 128
         assert state.positions[-1] < 256 <= kept.seen
         where = kept.positions
         assert 0 <= where.min() < where.max() == state.positions[-1]
-        (first, *_) = engine.views(state, Needs(), 64, [], where, 0)
+        (first, *_) = decoder.views(state, Needs(), 64, [], where, 0)
     # Keys of the first layer depend on token and position alone: they are those of a part of `ids`.
     for head in range(2):
         told, found = [], []

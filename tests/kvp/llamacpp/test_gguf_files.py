@@ -14,7 +14,7 @@ from kvp.scoring import Needs
 llama_cpp = pytest.importorskip("llama_cpp", reason="the extra llama-cpp is not installed")
 from llama_cpp._internals import LlamaBatch, LlamaContext  # noqa: E402
 
-from kvp.llamacpp.engine import Decoder  # noqa: E402
+from kvp.llamacpp.decoder import Decoder  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -95,8 +95,8 @@ def test_logits_far_into_a_text_and_keys_are_those_of_llama_cpp(
             if fields or tensors:
                 assert distance(in_transformers(small, place), expected) > 1e-2
         llama.eval(IDS)
-        engine = Decoder.of(llama)
-        views = engine.views(engine.read(), Needs(), 9, IDS, np.tile(range(33), (2, 1, 1)), 33)
+        decoder = Decoder.of(llama)
+        views = decoder.views(decoder.read(), Needs(), 9, IDS, np.tile(range(33), (2, 1, 1)), 33)
         with torch.no_grad():
             cache = model(torch.tensor([IDS]), use_cache=True).past_key_values
         for view, layer in zip(views, cache.layers, strict=True):

@@ -225,8 +225,8 @@ class Decoder:
 class _Probe:
     """A second context of the same model, whose queries can be read."""
 
-    def __init__(self, engine: Decoder, cells: int, type_k: int | None = None) -> None:
-        llama = engine.llama
+    def __init__(self, decoder: Decoder, cells: int, type_k: int | None = None) -> None:
+        llama = decoder.llama
         params = type(llama.context_params).from_buffer_copy(llama.context_params)
         params.n_ctx, params.n_seq_max = cells, 1
         params.n_batch = params.n_ubatch = min(64, cells)
