@@ -12,9 +12,6 @@ from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 
 from kvp.errors import UsageError
 
-MOST = 10**12
-"""More tokens than any cache has."""
-
 
 @dataclass(frozen=True)
 class Budget:

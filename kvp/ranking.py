@@ -300,6 +300,11 @@ def budget_tokens(budget: Budget, cached: int, protection: Protection) -> int:
     return max(budget.tokens(cached), protection.tokens)
 
 
+def check_budget(budget: Budget, protection: Protection) -> None:
+    """Raise UsageError for a token count below the protected tokens."""
+    budget_tokens(budget, protection.tokens, protection)
+
+
 def kept_tokens(budget: Budget, cached: int, protection: Protection) -> int:
     """Tokens per KV head that stay of `cached` ones: `budget_tokens`, at most all of them."""
     return min(budget_tokens(budget, cached, protection), cached)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from eval.methods import Method, build_methods, file_digests
-from kvp.budgets import MOST, Budget, parse_budget
+from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
 from kvp.program.names import split_list
-from kvp.ranking import UNPROTECTED, Protection, kept_tokens
+from kvp.ranking import UNPROTECTED, Protection, check_budget
 
 QUESTIONS = {"inside": "query_aware", "outside": "query_agnostic"}
 """Values of `question=` and the protocol of kvp eval that each is."""
@@ -74,5 +74,5 @@ def _budget(method: Method, budget: str | int | None, protection: Protection) ->
             "(128) or a share (12.5%)"
         )
     parsed = parse_budget(budget)
-    kept_tokens(parsed, MOST, protection)  # refuses before any work
+    check_budget(parsed, protection)
     return parsed

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.budgets import MOST, Budget, parse_budget
+from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, Undo, kvp_attention_set, share_change
 from kvp.hf.cache import EvictingCache, Turn
@@ -41,7 +41,14 @@ from kvp.hf.scorer_inputs import HiddenRecorder, check_inputs, reads_text
 from kvp.hf.shrink import EvictionRule, check_repeatable, shrink, shrink_again
 from kvp.hf.visibility import RIGHT_PADDED, count_left_padding, count_on
 from kvp.plugins import instance_of
-from kvp.ranking import Allocator, Protection, budget_tokens, kept_tokens, protection_of
+from kvp.ranking import (
+    Allocator,
+    Protection,
+    budget_tokens,
+    check_budget,
+    kept_tokens,
+    protection_of,
+)
 from kvp.scoring import Needs, Scorer, as_scorer
 
 
@@ -156,7 +163,7 @@ def _prepare_rule(
         protection=protection_of(protection),
         allocator=splits,
     )
-    kept_tokens(rule.budget, MOST, rule.protection)  # refuses before any prefill
+    check_budget(rule.budget, rule.protection)
     with calling(model):  # left alone, also where another thread is in a block
         check_model(model)
         check_inputs(model, [ranks])
