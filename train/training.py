@@ -268,7 +268,7 @@ class Between(pl.Callback):
             self._log.close()
 
     def on_exception(self, *_: object) -> None:
-        """The same, but what the disk says of it is no news."""
+        """Close as at the end; an OSError of the log is dropped, since the run fails already."""
         with suppress(OSError):
             self.on_train_end()
 

@@ -67,7 +67,7 @@ class ObjectPath:
         return ObjectPath(self.root, self.key.rpartition("/")[0])
 
     def absolute(self) -> ObjectPath:
-        """Itself."""
+        """The path itself: every address is absolute."""
         return self
 
     def exists(self) -> bool:

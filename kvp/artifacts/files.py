@@ -35,7 +35,7 @@ Record = dict[str, Any]
 SEAL = "sha256"
 """Key under which a sealed object keeps the digest of all its other keys."""
 CHECKSUM, _DIGITS = "checksum", 16
-"""The same of a line, and how many digits of the digest it has."""
+"""Key of the digest of a line, and how many of its digits stand there."""
 _DAMAGED = "is damaged or not what kvp writes"
 CLAIMED: WeakValueDictionary[Path, Any] = WeakValueDictionary()
 """Folders that this process writes (`kvp.artifacts.claim`), by their paths."""
@@ -59,7 +59,7 @@ def digest_json(content: object) -> str:
 
 
 def _digest(plain: object) -> str:
-    """The same of a value that JSON was read to."""
+    """Digest of a value as JSON gives it back."""
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 

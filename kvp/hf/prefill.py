@@ -56,7 +56,7 @@ class Prefill:
     others: Mapping[int, OtherLayer] = field(default_factory=dict)
     """Caches of the layers that nothing is evicted from, after all tokens: index in the model."""
     others_kept: Mapping[int, OtherLayer] = field(default_factory=dict)
-    """The same before the tokens that are fed again: what goes on from the tokens kept."""
+    """The same caches before the tokens that are fed again, for going on from the tokens kept."""
     inputs: ScorerInputs | None = None
     """Inputs beyond keys, values and queries; None where no scorer reads them."""
     question: int = 0

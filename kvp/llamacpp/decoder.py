@@ -305,7 +305,7 @@ def _write(context: LlamaContext, state: SequenceState) -> None:
 
 
 def _block(stored: np.ndarray, plain: np.ndarray, width: int) -> int:
-    """By how many channels [N, channels] `stored` is `plain`, turned; 0 where it is `plain`."""
+    """Block size of the Hadamard turn between `stored` and `plain` [N, channels]; 0 for none."""
     largest = HADAMARD
     while width % (2 * largest) == 0:
         largest *= 2

@@ -32,7 +32,7 @@ from kvp.llamacpp.server import LlamaCpp
 from kvp.llamacpp.state import Rows, SequenceState
 
 VERSION = 4
-"""Of llama.cpp's `LLAMA_STATE_SEQ_VERSION`."""
+"""Version of a slot file: llama.cpp's `LLAMA_STATE_SEQ_VERSION`."""
 SUFFIX = ".slot"
 INTERLEAVED = {"llama": True, "qwen2": False}
 """Architectures of GGUF files, and whether RoPE pairs channels 2i and 2i + 1 in them."""

@@ -47,7 +47,7 @@ MODEL_FILE, POLICY_FILE = "config.json", "policy.json"
 NEEDS_POLICIES = "--methods kvp needs --policies: a folder that kvp train made, nano, or org/name"
 NO_TRACES = "no trace store at {}: no such folder; kvp collect makes one"
 NO_RESULTS = "{} is not a folder; give the results folder of kvp eval"
-"""Of a folder that is missing."""
+"""Messages for a folder that is missing; {} is its name."""
 _LONGEST_NAME = 1000
 _NEVER_SHOWN = ("Cc", "Cs", "Zl", "Zp")
 """Categories of Unicode: control characters, halves of surrogate pairs, ends of lines."""
