@@ -65,11 +65,11 @@ def check_inputs(model: PreTrainedModel, scorers: Iterable[Scorer]) -> None:
 
 
 class ScorerInputs:
-    """Extras of one prompt: `for_needs` for scorers, `reconstruction` and `noise` for labels.
+    """Extras of one prompt: `for_needs` for scorers, `reconstruction` for labels.
 
     `kvp.hf.Prefill` makes and uses one. Labels, per layer [B, H, N] float32, are
-    `reconstruction(Reconstruction(weighted=True))` for KVzip+, `reconstruction(Reconstruction())`
-    for KVzip and `noise(Noise())` for random tokens.
+    `reconstruction(Reconstruction(weighted=True))` for KVzip+ and
+    `reconstruction(Reconstruction())` for KVzip.
     """
 
     def __init__(

@@ -195,7 +195,7 @@ def _silent_stderr() -> Iterator[None]:
 
 
 def _pool_size(ray: Any, workers: int | None, gpus: int) -> int:  # noqa: ANN401
-    """Number of actors; UsageError where not one of them has room."""
+    """Number of workers; UsageError where not one of them has room."""
     there = ray.cluster_resources()
     cpus, devices = int(there.get("CPU", 0)), int(there.get("GPU", 0))
     room = min(cpus, devices) if gpus else cpus
