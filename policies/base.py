@@ -7,12 +7,14 @@ those that kvp brings. Objects of others need no base class, only `name` and `sc
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
@@ -21,6 +23,9 @@ from kvp.scoring import Needs, View
 
 AUTO = "auto"
 """Value of an option that follows the budget, or the model."""
+
+FORCED = 2.0
+"""Score above every probability: of tokens that a method always keeps, newest first."""
 
 Value = int | float | str | bool
 """Types of an option in a specification."""
@@ -138,6 +143,12 @@ class BaseAllocator(Options):
     def allocate(self, request: Request) -> Tensor:
         """Tokens per layer and KV head (`kvp.ranking.Allocator`): [L, H] int64."""
         raise NotImplementedError
+
+
+def keyed_generator(key: str) -> torch.Generator:
+    """A generator on the CPU whose numbers depend on `key` alone."""
+    digest = hashlib.sha256(key.encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def _text(value: object) -> str:

@@ -7,7 +7,6 @@ position is part of the key, so that every eviction draws anew.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import Needs, View
-from policies.base import Heuristic
+from policies.base import FORCED, Heuristic, keyed_generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +35,7 @@ class Random(Heuristic):
         by_head = []
         for head in range(first, first + heads):
             key = f"{self.seed}/{view.layer}/{head}/{tokens}{again}"
-            digest = hashlib.sha256(key.encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-            by_head.append(torch.rand(tokens, generator=generator))
+            by_head.append(torch.rand(tokens, generator=keyed_generator(key)))
         return torch.stack(by_head).to(view.keys.device).expand(batch, -1, -1).contiguous()
 
 
@@ -65,10 +62,10 @@ class RandomPinned(Random):
         """Uniform numbers, the question above all: [B, H, N] float32."""
         scores = super().score(view)
         tokens = scores.shape[-1]
-        scores[..., tokens - min(view.question, tokens) :] = 2.0  # above every draw
+        scores[..., tokens - min(view.question, tokens) :] = FORCED
         if view.prompt:
             positions = view.positions if view.positions.ndim == 3 else view.positions[:, None]
-            scores = scores.masked_fill(positions < view.prompt, 2.0)
+            scores = scores.masked_fill(positions < view.prompt, FORCED)
         return scores
 
 

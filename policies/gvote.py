@@ -8,7 +8,6 @@ are the same in every sequence of a batch.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,7 +19,7 @@ from kvp.ops.attention import group_products, recent_attention
 from kvp.ranking import rank_tokens
 from kvp.rope import Rope
 from kvp.scoring import ALL_QUERIES, Needs, View
-from policies.base import Grid, Heuristic, Limits, Presets
+from policies.base import Grid, Heuristic, Limits, Presets, keyed_generator
 from policies.queries import mean_future_rotation, query_moments
 
 _LARGEST_FRACTION = 1 - 2**-10
@@ -122,9 +121,8 @@ class GVote(Heuristic):
             yield mean + (root @ noise[..., None]).squeeze(-1)
 
     def _noise(self, layer: int, sample: int, count: int) -> Tensor:
-        digest = hashlib.sha256(f"gvote/{self.seed}/{layer}/{sample}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        return torch.randn(count, generator=generator)
+        key = f"gvote/{self.seed}/{layer}/{sample}"
+        return torch.randn(count, generator=keyed_generator(key))
 
 
 def _mark_first(ranking: Tensor, size: Tensor) -> Tensor:

@@ -12,9 +12,6 @@ from torch import Tensor
 from kvp.rope import Rope
 from kvp.scoring import View
 
-FORCED = 2.0
-"""Score above every attention probability: tokens a method always keeps, newest first."""
-
 
 def query_moments(view: View, rope: Rope, skip: int) -> tuple[Tensor, Tensor]:
     """Mean [B, Q, D] and biased covariance [B, Q, D, D] of all queries of a view before RoPE.

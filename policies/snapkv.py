@@ -16,8 +16,7 @@ from torch import Tensor
 from kvp.errors import UsageError
 from kvp.ops.attention import recent_attention
 from kvp.scoring import Needs, View
-from policies.base import AUTO, Grid, Heuristic, Limits, Presets
-from policies.queries import FORCED
+from policies.base import AUTO, FORCED, Grid, Heuristic, Limits, Presets
 
 _LARGEST_AUTO_WINDOW = 32
 
@@ -59,7 +58,7 @@ class SnapKV(Heuristic):
         return Needs(queries=_LARGEST_AUTO_WINDOW, budget=True)
 
     def score(self, view: View) -> Tensor:
-        """Pooled window attention, the window itself at 2: [B, H, N] float32."""
+        """Pooled window attention, the window itself at `FORCED`: [B, H, N] float32."""
         assert view.queries is not None
         batch, heads, tokens, _ = view.keys.shape
         scores = torch.full((batch, heads, tokens), FORCED, device=view.keys.device)

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from kvp.ops.attention import recent_attention
 from kvp.scoring import Needs, View
-from policies.base import Grid, Heuristic, Presets
-from policies.queries import FORCED
+from policies.base import FORCED, Grid, Heuristic, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
