@@ -8,13 +8,13 @@ Plain PyTorch here is the definition; on CUDA devices where triton is installed,
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kvp.ops.attention import check_queries
+from kvp.ops.triton_support import has_triton
 
 TILE = 2**23
 """Largest tile, float32 numbers (32 MiB), unless one query alone needs more."""
@@ -49,7 +49,7 @@ def future_attention(
     """
     last = keys.shape[-2] if stop is None else stop
     arguments = (queries, keys, prefix_length, last, prefix_length, reduction)
-    if keys.is_cuda and find_spec("triton") is not None:
+    if keys.is_cuda and has_triton():
         # Imported here because triton is an extra, and nobody without a GPU should wait for it.
         from kvp.ops import future_attention_kernel as kernel
 

@@ -16,8 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvp.ops.attention import check_queries
-
-LOG2_E = 1.4426950408889634
+from kvp.ops.triton_support import LOG2_E
 
 
 @torch.no_grad()

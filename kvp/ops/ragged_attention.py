@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
-from importlib.util import find_spec
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
+
+from kvp.ops.triton_support import has_triton
 
 _LONG = 1024  # tokens of a head from which a call of its own costs nothing
 _PADDING = 1024  # padded tokens of a group that cost less than another call
@@ -146,12 +147,6 @@ def _check_shapes(
     ):
         if tensor is not None and tensor.shape != shape:
             raise ValueError(f"{name} must be {shape}, found {tuple(tensor.shape)}")
-
-
-@cache
-def has_triton() -> bool:
-    """Whether kernels can be compiled."""
-    return find_spec("triton") is not None
 
 
 def attend_by_size(

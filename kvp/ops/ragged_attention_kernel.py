@@ -16,10 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvp.ops.triton_support import LOG2_E
+
 if TYPE_CHECKING:
     from kvp.ops.ragged_attention import RaggedLayout
 
-LOG2_E = 1.4426950408889634
 WIDEST = 256
 """Largest head_dim."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
