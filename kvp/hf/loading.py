@@ -153,8 +153,8 @@ def _source(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
         read_metadata(name, ModelError)  # before a reader that does not see where a file ends
         return str(file.parent), {"local_files_only": True, "gguf_file": file.name}
     if Path(name).is_dir():
-        if not (Path(name) / "config.json").is_file():
-            raise ModelError(f"--model {name}: this folder has no config.json, it holds no model")
+        if not (Path(name) / MODEL_FILE).is_file():
+            raise ModelError(f"--model {name}: this folder has no {MODEL_FILE}, it holds no model")
         return name, {"local_files_only": True}
     check_model_name(name)
     return name, {"revision": revision or "main"}

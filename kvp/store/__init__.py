@@ -1,11 +1,7 @@
 """The trace store: queries, keys and values of collected sequences (`docs/formats.md`)."""
 
-from kvp.program.names import STORED_LABELS
 from kvp.store.reader import TraceReader
 from kvp.store.schema import SequenceRecord, StorePlan, Trace, planned_bytes
 from kvp.store.writer import TraceWriter
 
-__all__ = [
-    "STORED_LABELS", "SequenceRecord", "StorePlan", "Trace", "TraceReader",
-    "TraceWriter", "planned_bytes",
-]  # fmt: skip
+__all__ = ["SequenceRecord", "StorePlan", "Trace", "TraceReader", "TraceWriter", "planned_bytes"]

@@ -8,7 +8,8 @@ import torch
 import zarr
 
 from kvp.errors import StoreError
-from kvp.store import STORED_LABELS, StorePlan, TraceReader, TraceWriter
+from kvp.program.names import STORED_LABELS
+from kvp.store import StorePlan, TraceReader, TraceWriter
 
 
 @pytest.fixture(scope="module")
