@@ -41,14 +41,7 @@ from kvp.hf.scorer_inputs import HiddenRecorder, check_inputs, reads_text
 from kvp.hf.shrink import EvictionRule, check_repeatable, shrink, shrink_again
 from kvp.hf.visibility import RIGHT_PADDED, count_left_padding, count_on
 from kvp.plugins import instance_of
-from kvp.ranking import (
-    Allocator,
-    Protection,
-    budget_tokens,
-    check_budget,
-    kept_tokens,
-    protection_of,
-)
+from kvp.ranking import Allocator, Protection, budget_tokens, kept_tokens, protection_of
 from kvp.scoring import Needs, Scorer, as_scorer
 
 
@@ -163,7 +156,6 @@ def _prepare_rule(
         protection=protection_of(protection),
         allocator=splits,
     )
-    check_budget(rule.budget, rule.protection)
     with calling(model):  # left alone, also where another thread is in a block
         check_model(model)
         check_inputs(model, [ranks])

@@ -28,7 +28,7 @@ from kvp.hf.prefill import Prefill, split_batch
 from kvp.hf.scorer_inputs import needs_scorer_inputs
 from kvp.hf.visibility import EMPTY
 from kvp.plugins import warn_caller
-from kvp.ranking import EMPTY_SLOT, Allocator, Pooling, Protection, Selection
+from kvp.ranking import EMPTY_SLOT, Allocator, Pooling, Protection, Selection, check_budget
 from kvp.scoring import (
     ALL_QUERIES,
     Needs,
@@ -43,13 +43,16 @@ from kvp.scoring import (
 
 @dataclass(frozen=True, kw_only=True)
 class EvictionRule:
-    """How caches are to be shrunk."""
+    """How caches are to be shrunk; UsageError for a budget as `check_budget`."""
 
     scorer: Scorer
     budget: Budget
     protection: Protection
     allocator: Allocator | None = None
     """None: the same number of tokens in every head."""
+
+    def __post_init__(self) -> None:
+        check_budget(self.budget, self.protection)
 
 
 def shrink(
