@@ -18,8 +18,8 @@ from inspect import signature
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kvp.errors import UsageError, in_python
-from kvp.plugins import did_you_mean, import_own
+from kvp.errors import UsageError, did_you_mean, in_python
+from kvp.plugins import import_own
 from kvp.version import __version__ as __version__
 
 if TYPE_CHECKING:

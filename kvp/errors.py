@@ -11,8 +11,9 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from textwrap import shorten
 from types import FrameType
 
@@ -67,6 +68,25 @@ def first_line(error: BaseException, width: int = 120) -> str:
     """What an error of another library says, in one short line; its type where it says nothing."""
     text = str(error).strip().partition("\n")[0]
     return shorten(text, width=width, placeholder=" ...") or type(error).__name__
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception in one line: its kind and its message."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "", cutoff: float = 0.6) -> str:
+    """For messages on an unknown `name`: the nearest known one, whatever its case; "" without."""
+    names = {choice.lower(): choice for choice in known if choice != name}
+    near = get_close_matches(name.lower(), names, n=1, cutoff=cutoff)
+    return f" (did you mean {prefix}{names[near[0]]}?)" if near else ""
+
+
+def name_meant(name: str, names: Iterable[str], unlisted: Iterable[str] = ()) -> str:
+    """For messages on an unknown `name`: the nearest known one, and all but the `unlisted`."""
+    known = list(names)
+    guess = did_you_mean(name, [*known, *unlisted])
+    return f"{guess}; use {', '.join(known)} or package.module:Name"
 
 
 @contextmanager

@@ -13,8 +13,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Self
 
-from kvp.errors import KvpError
-from kvp.plugins import did_you_mean, reason_of
+from kvp.errors import KvpError, did_you_mean, reason_of
 
 _NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[^\s@]+))?")
 

@@ -18,17 +18,16 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kvp.errors import KvpError, UsageError
+from kvp.errors import KvpError, UsageError, name_meant, reason_of
 
 ROOT = Path(__file__).parent.parent
 NAMES = ("trace_collect", "train", "policies", "eval")
@@ -100,25 +99,6 @@ def instance_of(thing: object, label: str, options: Mapping[str, Any] | None = N
         raise
     except BaseException as error:  # foreign code: SystemExit and all
         raise UsageError(f"{label} cannot be made: {reason_of(error)}") from error
-
-
-def reason_of(error: BaseException) -> str:
-    """An exception in one line: its kind and its message."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
-
-
-def did_you_mean(name: str, known: Iterable[str], prefix: str = "", cutoff: float = 0.6) -> str:
-    """For messages on an unknown `name`: the nearest known one, whatever its case; "" without."""
-    names = {choice.lower(): choice for choice in known if choice != name}
-    near = get_close_matches(name.lower(), names, n=1, cutoff=cutoff)
-    return f" (did you mean {prefix}{names[near[0]]}?)" if near else ""
-
-
-def name_meant(name: str, names: Iterable[str], unlisted: Iterable[str] = ()) -> str:
-    """For messages on an unknown `name`: the nearest known one, and all but the `unlisted`."""
-    known = list(names)
-    guess = did_you_mean(name, [*known, *unlisted])
-    return f"{guess}; use {', '.join(known)} or package.module:Name"
 
 
 def require(what: str, extra: str, *packages: str, error: type[KvpError] = UsageError) -> None:

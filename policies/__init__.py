@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from kvp.artifacts.addresses import is_address
-from kvp.errors import UsageError
-from kvp.plugins import did_you_mean
+from kvp.errors import UsageError, did_you_mean
 from kvp.program.names import split_method
 from policies.policy_files import load_policy
 from policies.registry import (

@@ -21,8 +21,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from kvp.errors import UsageError
-from kvp.plugins import did_you_mean
+from kvp.errors import UsageError, did_you_mean
 from kvp.version import __version__
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from pathlib import Path
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import foreign
 from kvp.artifacts.manifest import GGUF, recorded_name
-from kvp.errors import ModelError, PolicyError, UsageError
+from kvp.errors import ModelError, PolicyError, UsageError, did_you_mean
 from kvp.hub import HubName, folder_meant, is_path
-from kvp.plugins import did_you_mean, is_object_name, module_exists
+from kvp.plugins import is_object_name, module_exists
 
 SCORERS = (
     "random", "random_pinned", "random_per_layer", "ring", "streaming_llm", "knorm", "keydiff",

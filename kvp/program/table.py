@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kvp.errors import UsageError, call_program
-from kvp.plugins import did_you_mean, import_own, prefer_own_packages
+from kvp.errors import UsageError, call_program, did_you_mean
+from kvp.plugins import import_own, prefer_own_packages
 from kvp.program.command_line import parse
 from kvp.version import __version__
 

@@ -18,8 +18,8 @@ from kvp.data.tasks.rows import CHAT, DATA, TEXT, DialogueTask, RowsTask, TextTa
 from kvp.data.tasks.ruler import RULER_13, RULER_TASKS, RulerTask
 from kvp.data.tasks.ruler_qa import FLAGS, RulerQaTask
 from kvp.data.tasks.scbench import CONTEXTS, PUBLISHED, ScbenchTask
-from kvp.errors import UsageError
-from kvp.plugins import import_object, instance_of, is_object_name, name_meant, own_errors
+from kvp.errors import UsageError, name_meant
+from kvp.plugins import import_object, instance_of, is_object_name, own_errors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
