@@ -1,5 +1,3 @@
-"""Greedy answers, and what ends them."""
-
 import torch
 
 from kvp.hf import EvictingCache

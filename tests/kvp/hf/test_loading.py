@@ -185,12 +185,11 @@ def file(model_folder, tmp_path, write_gguf):
 
 def test_the_model_equals_its_safetensors(file, model_folder, tmp_path, capfd):
     theirs, letters = load_model(str(model_folder))
-    name = str(file)
-    ours, tokenizer = load_model(name)
+    ours, tokenizer = load_model(str(file))
     ids = tokenizer("The grass is green. 123 a", return_tensors="pt").input_ids
     assert torch.equal(ids, letters("The grass is green. 123 a", return_tensors="pt").input_ids)
     torch.testing.assert_close(ours(ids).logits, theirs(ids).logits)
-    assert model_identity(name, None, tokenizer, None)["id"] == "small-qwen"
+    assert model_identity(str(file), None, tokenizer, None)["id"] == "small-qwen"
     assert weights_digest(ours) == weights_digest(theirs)
     ours.save_pretrained(tmp_path / "saved")  # an ordinary model
     assert "Converting" not in capfd.readouterr().err

@@ -91,10 +91,9 @@ def entering(attention_inputs):
 def _close(result, states):
     mean, variance = result
     assert mean.dtype == variance.dtype == torch.float32
-    torch.testing.assert_close(mean, states.mean(1).float(), atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(
-        variance, states.var(1, unbiased=False).float(), atol=1e-5, rtol=1e-4
-    )
+    near = {"atol": 1e-5, "rtol": 1e-4}
+    torch.testing.assert_close(mean, states.mean(1).float(), **near)
+    torch.testing.assert_close(variance, states.var(1, unbiased=False).float(), **near)
 
 
 def test_statistics_of_a_prompt(model, prompt, entering):
@@ -122,8 +121,7 @@ def test_passes_of_one_block_add_up(qwen, prompt, entering, monkeypatch):
 @pytest.mark.parametrize("tokens", [1, 3, 4, 5])
 def test_short_prompts_count_their_last_token(qwen, prompt, entering, tokens):
     record = observe(qwen, prompt(tokens), hidden_after=(4,)).hidden
-    states = entering(qwen, prompt(tokens))[1]
-    _close(record.moments[4][1], states[:, -1:])
+    _close(record.moments[4][1], entering(qwen, prompt(tokens))[1][:, -1:])
 
 
 def test_what_was_not_observed_is_refused(qwen, prompt):

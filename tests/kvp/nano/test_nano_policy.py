@@ -24,8 +24,8 @@ def test_is_of_the_bundled_model_as_it_is_now():
     model, tokenizer = load_model("nano")
     policy = load_policy("nano")
     check_geometry(policy, geometry_of(model.config))
-    known = model_identity("nano", None, tokenizer, weights_digest(model))
-    assert policy.metadata["model"] == known
+    weights = weights_digest(model)
+    assert policy.metadata["model"] == model_identity("nano", None, tokenizer, weights)
 
 
 @pytest.mark.parametrize("folder", [*BUNDLED.values(), path()], ids=[*BUNDLED, "model"])

@@ -95,6 +95,7 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported():
         "compress a --out o --policy nano+global --gguf g": "llama.cpp holds equal counts in every",
         "eval --model a`b --out o": "cannot be recorded (ValueError: the name 'a`b' has the chara",
         "train --device cuda:99999 --traces t --out o": "--device must be cpu, cuda or cuda:INDEX",
+        "eval --device mps --out o": "--device must be cpu, cuda or cuda:INDEX, got 'mps'",
         "report results": "kvp report: error: results is not a folder; give the results folder",
     }
     printed = _fresh(*map(str.split, mistakes))
