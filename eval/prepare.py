@@ -18,7 +18,7 @@ from eval.evaluate import Prompt
 from eval.methods import PROTECTIONS, Method, build_methods, check_geometries, protected_tokens
 from eval.results.records import READABLE
 from eval.tune.tuned_settings import TunedSettings
-from kvp.artifacts.files import foreign
+from kvp.artifacts.files import raising_as
 from kvp.budgets import Budget
 from kvp.data.encode import encode, evidence_tokens
 from kvp.data.task import ALL, NoPromptError, TaskSettings
@@ -244,7 +244,7 @@ def prepare(
 
 def _check_names(model: str, methods: Sequence[Method], prompts: Sequence[Prompt]) -> None:
     """Raise UsageError on a name that results cannot hold, or that two prompts have."""
-    with foreign("a run", UsageError, "cannot be recorded"):
+    with raising_as("a run", UsageError, "cannot be recorded"):
         labels = [method.spec for method in methods]
         for name in {model, *labels, *(prompt.task for prompt in prompts)}:
             plain_name(name)

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvp.artifacts.files import digest_json, foreign
+from kvp.artifacts.files import digest_json, raising_as
 from kvp.artifacts.manifest import Format
 from kvp.artifacts.tensors import sealed_safetensors, tensors_digest, write_sealed_safetensors
 from kvp.budgets import Budget
@@ -161,7 +161,7 @@ class Context:
 
     def write(self, folder: Path | str) -> Path:
         """Write the file into `folder`, under its name; the path. CacheError where that fails."""
-        with foreign(folder, CacheError, "gets no file of this context", "written"):
+        with raising_as(folder, CacheError, "gets no file of this context", "written"):
             path = Path(folder) / f"{self.name}{SUFFIX}"
             path.parent.mkdir(parents=True, exist_ok=True)
             checksums = {"tensors": self.checksum, "digest": self.digest}

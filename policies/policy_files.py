@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvp.artifacts.claim import FolderKind
-from kvp.artifacts.files import foreign
+from kvp.artifacts.files import raising_as
 from kvp.artifacts.manifest import Format, sha256_file, write_sealed_json
 from kvp.artifacts.tensors import read_safetensors, write_safetensors
 from kvp.errors import PolicyError
@@ -152,7 +152,7 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
     target = source.folder
     check_index(target)
     content = FORMAT.read(target / INDEX, PolicyError)
-    with foreign(target / INDEX, PolicyError):
+    with raising_as(target / INDEX, PolicyError):
         spec = RankerSpec(architecture=content["architecture"], **content["hyperparameters"])
         geometry = Geometry.from_dict(content["geometry"])
         heads = content["heads"]

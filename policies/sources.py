@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvp import nano
 from kvp.artifacts.addresses import Place, is_address, place
-from kvp.artifacts.files import cache_folder, copy_files, digest_json, foreign
+from kvp.artifacts.files import cache_folder, copy_files, digest_json, raising_as
 from kvp.artifacts.manifest import read_sealed_json
 from kvp.errors import PolicyError
 from kvp.hub import HubName, download
@@ -76,7 +76,7 @@ def _fetch_policy(address: Place) -> Path:
     index = read_sealed_json(address / INDEX, PolicyError)
     folder = cache_folder() / "policies" / digest_json(index)
     if not (folder / INDEX).exists():
-        with foreign(address / INDEX, PolicyError):
+        with raising_as(address / INDEX, PolicyError):
             names = [name for name in index["files"] if "/" not in name and name != INDEX]
         copy_files(address, folder, names)
         if missing := [name for name in sorted(names) if not (folder / name).exists()]:

@@ -47,7 +47,7 @@ from eval.results.records import UNIFORM, altered_part, seal
 from eval.results.stats import paired_difference
 from eval.run import load_bench
 from kvp.artifacts.claim import OutputFolder
-from kvp.artifacts.files import digest_json, foreign
+from kvp.artifacts.files import digest_json, raising_as
 from kvp.artifacts.manifest import recorded_name, run_manifest
 from kvp.data.task import TaskSettings, context_of
 from kvp.errors import PolicyError, UsageError
@@ -135,7 +135,7 @@ def run_search(config: EvolveConfig) -> None:
             say(f"{folder.path} is finished; nothing to do")
         else:
             _search(config, folder, identity)
-        with foreign(folder.local / BUDGET_FILE, PolicyError):
+        with raising_as(folder.local / BUDGET_FILE, PolicyError):
             print_budgets(load_budgets(folder.local))
         name = folder.local / BUDGET_FILE
         say(f"budgets are in {name}; to use them: --methods SCORER+evolved:{name}")

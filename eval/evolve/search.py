@@ -31,7 +31,7 @@ from pydantic import Field, TypeAdapter
 
 from eval.results.records import MANIFEST
 from kvp.artifacts.claim import FolderKind
-from kvp.artifacts.files import JsonLines, foreign
+from kvp.artifacts.files import JsonLines, raising_as
 from kvp.artifacts.manifest import Format
 from kvp.budgets import Budget
 from kvp.errors import ResultsError
@@ -72,7 +72,7 @@ class Journal:
         self._lines = JsonLines(path)
         self._lines.cut_torn_line()
         for number, record in self._lines.numbered() if path.exists() else ():
-            with foreign(f"{path} line {number}", ResultsError):
+            with raising_as(f"{path} line {number}", ResultsError):
                 entry = TypeAdapter(Generation).validate_python(record)
                 [*zip(entry.scores, entry.fitness, entry.schemes, strict=True)]
             self.generations.append(entry)

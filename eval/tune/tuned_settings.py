@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter
 
 from eval.results.records import MANIFEST, altered_part
 from eval.results.settings import MethodSetting
-from kvp.artifacts.files import foreign
+from kvp.artifacts.files import raising_as
 from kvp.artifacts.manifest import Format, read_sealed_json
 from kvp.errors import ResultsError
 
@@ -83,7 +83,7 @@ class TunedSettings:
         """Read `to_json`; ResultsError, naming `label`, where it is damaged, or was written when
         several policies were tuned at once.
         """
-        with foreign(label, ResultsError):
+        with raising_as(label, ResultsError):
             found = TypeAdapter(cls).validate_python({**content, "path": path})
         if len({(of.requested, of.protocol) for of in found.methods}) < len(found.methods):
             raise ResultsError(f"{label} is of several policies: tune each of them apart")

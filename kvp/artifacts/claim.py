@@ -29,7 +29,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below
-from kvp.artifacts.files import CLAIMED, copy_files, foreign, is_partial, staging_folder
+from kvp.artifacts.files import CLAIMED, copy_files, is_partial, raising_as, staging_folder
 from kvp.artifacts.manifest import Format, differences, read_sealed_json, write_sealed_json
 from kvp.errors import KvpError
 
@@ -61,7 +61,7 @@ class FolderKind:
             return None
         kind = self.format.read if self.format else read_sealed_json
         content = kind(path, self.error)
-        with foreign(path, self.error):
+        with raising_as(path, self.error):
             return {**content, "identity": dict(content.get("identity", {}))}
 
     def differences(self, marker: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
@@ -235,13 +235,13 @@ def check_folder(
     marker = kind.read_marker(path)
     if marker is None:
         names = (name for name, _ in files_below(path) if name != LOCK and not is_partial(name))
-        foreign = next((name for name in names if not re.fullmatch(kind.begun, name)), None)
-        if foreign is None:
+        stray = next((name for name in names if not re.fullmatch(kind.begun, name)), None)
+        if stray is None:
             return None
         marker = kind.read_marker(path)  # another worker may have begun the folder meanwhile
         if marker is None:
             raise kind.error(
-                f"--out {path} is not empty and not a {kind.noun} ({foreign}); name another"
+                f"--out {path} is not empty and not a {kind.noun} ({stray}); name another"
             )
     if different := kind.differences(marker, identity):
         raise kind.error(_others(path, different))

@@ -82,7 +82,7 @@ def unseal(content: object, key: str = SEAL, digits: int = 64) -> dict[str, Any]
 
 
 @contextmanager
-def foreign(
+def raising_as(
     path: Place | str, error: type[KvpError], what: str = _DAMAGED, done: str = ""
 ) -> Iterator[None]:
     """Around code that takes a file's content, which may be anything, apart: errors are `error`.
@@ -108,7 +108,7 @@ def foreign(
 
 def read_checked(path: Place, error: type[KvpError], digest: str | None = None) -> bytes:
     """A file's content; `error`, naming it, if it cannot be read or its SHA-256 is not `digest`."""
-    with foreign(path, error, done="read"):
+    with raising_as(path, error, done="read"):
         content = path.read_bytes()
     if digest not in (None, hashlib.sha256(content).hexdigest()):
         raise error(f"{path} is damaged: its checksum is not the one that was recorded")
@@ -247,7 +247,7 @@ class JsonLines:
         except FileNotFoundError:
             raise ResultsError(f"{self.path} does not exist") from None
         for number, line in enumerate(data.split(b"\n")[:-1], start=1):
-            with foreign(f"{self.path} line {number}", ResultsError, f"{_DAMAGED}; delete it"):
+            with raising_as(f"{self.path} line {number}", ResultsError, f"{_DAMAGED}; delete it"):
                 record = self._record(line)
             yield number, record
 
@@ -272,7 +272,8 @@ class JsonLines:
 
     def _line(self, record: Mapping[str, Any]) -> bytes:
         plain = json.loads(json.dumps(record))  # as a reader sees it
-        with foreign(self.path, ResultsError, "cannot hold a record, and nothing of it is written"):
+        refused = "cannot hold a record, and nothing of it is written"
+        with raising_as(self.path, ResultsError, refused):
             self.check(plain)
             text = json.dumps(sealed(plain, CHECKSUM, _DIGITS), ensure_ascii=False)
             return text.encode() + b"\n"

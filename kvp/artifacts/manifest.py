@@ -23,9 +23,9 @@ from kvp.artifacts.addresses import Place, is_address
 from kvp.artifacts.files import (
     atomic_write_bytes,
     digest_json,
-    foreign,
     naming,
     parse_json,
+    raising_as,
     read_checked,
     sealed,
     unseal,
@@ -48,7 +48,7 @@ _PACKAGES = ("torch", "transformers", "numpy", "zarr", "numcodecs", "safetensors
 
 def read_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]:
     """Read a JSON object; raises `error` with one line that names the file if that fails."""
-    with foreign(path, error, "is damaged: not valid JSON"):
+    with raising_as(path, error, "is damaged: not valid JSON"):
         content = parse_json(read_checked(path, error))
     if not isinstance(content, dict):
         raise error(f"{path} is damaged: not a JSON object")
@@ -64,7 +64,7 @@ def write_sealed_json(path: Place, content: Mapping[str, Any], *, new: bool = Fa
 def read_sealed_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]:
     """Read what `write_sealed_json` wrote, without the digest; raises `error` if it was altered."""
     content = read_json(path, error)
-    with foreign(path, error):
+    with raising_as(path, error):
         return unseal(content)
 
 
@@ -97,7 +97,7 @@ class Format:
             raise error(
                 f"{path} has format version {there:.9}, this kvp reads {self.version}: make it anew"
             )
-        with foreign(path, error):
+        with raising_as(path, error):
             self.shape(content)
         return content
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from kvp.artifacts.addresses import Place
 from kvp.artifacts.files import (
     atomic_write_bytes,
-    foreign,
     parse_json,
+    raising_as,
     read_checked,
     sealed,
     unseal,
@@ -52,7 +52,7 @@ def read_safetensors(
     `digest` is that of `read_checked`. Tensors are a copy: what happens to a mapped file happens to
     them, and may end the process.
     """
-    with foreign(path, error, "is not a readable safetensors file"):
+    with raising_as(path, error, "is not a readable safetensors file"):
         return load(read_checked(path, error, digest))
 
 
@@ -72,11 +72,11 @@ def sealed_safetensors(
     The file is read behind its header, and never mapped. Raises `error`, naming the file, where it
     is missing, damaged, a link, of others or of another version, and for all that the block raises.
     """
-    with foreign(path, error, done="read"):
+    with raising_as(path, error, done="read"):
         if path.exists() and (path.is_symlink() or not path.is_file()):
             raise error(f"{path} is no regular file")
         with path.open("rb") as stream:
-            with foreign(path, error, "is not a readable safetensors file"):
+            with raising_as(path, error, "is not a readable safetensors file"):
                 head, entries, size = _header(stream)
             text = entries.get(_METADATA, {}).get(_HEADER)
             if text is None:

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from kvp.artifacts.files import foreign
+from kvp.artifacts.files import raising_as
 from kvp.errors import KvpError, ModelError
 
 KNOWN = "llama", "qwen2", "qwen3"
@@ -122,7 +122,7 @@ def same_rope(ours: Mapping[str, Any], theirs: Mapping[str, Any], width: int) ->
 
 def read_metadata(path: Path | str, error: type[KvpError]) -> Metadata:
     """What a GGUF file says; `error`, in one line, where it cannot be read."""
-    with foreign(path, error, "is damaged or no GGUF file", "read"):
+    with raising_as(path, error, "is damaged or no GGUF file", "read"):
         return _read(str(path), Path(path).stat().st_mtime_ns)
 
 

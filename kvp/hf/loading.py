@@ -26,7 +26,7 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import logging
 
-from kvp.artifacts.files import foreign
+from kvp.artifacts.files import raising_as
 from kvp.artifacts.manifest import GGUF
 from kvp.devices import torch_device
 from kvp.errors import ModelError, UsageError, first_line
@@ -125,7 +125,7 @@ def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:
     if "gguf_file" in options:
         from kvp.hf.gguf_files import take_over
 
-        with foreign(name, ModelError, "cannot be taken over"):
+        with raising_as(name, ModelError, "cannot be taken over"):
             take_over(config, name)
     check_config(config)
     geometry_of(config)

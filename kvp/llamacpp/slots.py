@@ -23,7 +23,7 @@ import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
-from kvp.artifacts.files import atomic_write_bytes, foreign
+from kvp.artifacts.files import atomic_write_bytes, raising_as
 from kvp.contexts import Context, norms_digest
 from kvp.errors import CacheError
 from kvp.geometry import Geometry
@@ -64,7 +64,7 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
     if facts.counts is not None:
         raise CacheError("llama.cpp holds equal counts in every head: compress without allocator")
     ours = Geometry.from_dict(facts.geometry), facts.vocabulary, facts.model["norms"], facts.rope
-    with foreign(gguf, CacheError):
+    with raising_as(gguf, CacheError):
         same = same_rope(facts.rope, file.rope, file.head_dim)
         theirs = *_facts(file), facts.rope if same else file.rope
     names = "geometry", "vocabulary", "norms", "RoPE"
@@ -84,7 +84,7 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
     head = np.array([int.from_bytes(b"qsgg", "little"), VERSION, len(numbers)], "<i4")
     parts = (head, numbers, data[8:layers], np.zeros(2, "<u4"), data[layers:])
     path = Path(folder) / f"{context.name}{SUFFIX}"
-    with foreign(path, CacheError, done="written"):
+    with raising_as(path, CacheError, done="written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_bytes(path, b"".join(part.tobytes() for part in parts))
     return path

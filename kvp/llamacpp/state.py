@@ -16,7 +16,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from kvp.artifacts.files import foreign
+from kvp.artifacts.files import raising_as
 from kvp.errors import CacheError
 
 MAGIC = 0xAF143CD8
@@ -73,7 +73,7 @@ class SequenceState:
         """Read the state `data` [bytes] uint8. Raises CacheError where the layout is another."""
         reader = _Reader(data)
         cells = None
-        with foreign("llama.cpp's cache", CacheError, FOREIGN):
+        with raising_as("llama.cpp's cache", CacheError, FOREIGN):
             if reader.number("<u4") != MAGIC:
                 raise ValueError("it does not begin with the expected number")
             sequence, streams = reader.number("<i4"), reader.number("<u4")

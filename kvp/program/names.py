@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from kvp.artifacts.addresses import is_address
-from kvp.artifacts.files import foreign
+from kvp.artifacts.files import raising_as
 from kvp.artifacts.manifest import GGUF, recorded_name
 from kvp.errors import ModelError, PolicyError, UsageError, did_you_mean
 from kvp.hub import HubName, folder_meant, is_path
@@ -66,7 +66,7 @@ def check_model_name(name: str) -> None:
     """Raise ModelError on a path without a model, on the bundled model's name misspelt, and on a
     name that artefacts cannot hold.
     """
-    with foreign(f"--model {name}", ModelError, "cannot be recorded"):
+    with raising_as(f"--model {name}", ModelError, "cannot be recorded"):
         plain_name(recorded_name(name))
     kind = "file" if name.endswith(GGUF) else "folder"
     near = "/" not in name and did_you_mean(name, [NANO], cutoff=0.75)

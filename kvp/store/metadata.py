@@ -25,7 +25,7 @@ from zarr.storage import MemoryStore
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below, size_of
 from kvp.artifacts.claim import FolderKind, OutputFolder
-from kvp.artifacts.files import atomic_write_bytes, digest_json, foreign, read_checked
+from kvp.artifacts.files import atomic_write_bytes, digest_json, raising_as, read_checked
 from kvp.artifacts.manifest import read_sealed_json
 from kvp.errors import StoreError
 from kvp.program.names import NO_TRACES
@@ -88,7 +88,7 @@ def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
             raise StoreError(NO_TRACES.format(store))
         raise StoreError(f"{store} is not a trace store: it has no {MANIFEST}")
     manifest = FORMAT.read(path, StoreError)
-    with foreign(path, StoreError):
+    with raising_as(path, StoreError):
         plan, files = StorePlan.from_dict(manifest["plan"]), dict(manifest["files"])
     for name, digest in files.items():
         read_checked(store / name, StoreError, digest)
@@ -113,7 +113,7 @@ def _load_record(store: Place, plan: StorePlan, owner: str, index: int) -> Seque
         if path.exists():
             raise
         raise StoreError(f"{store} has no sequence {index}: {path.name} is missing") from None
-    with foreign(path, StoreError):
+    with raising_as(path, StoreError):
         shards = {array: str(content["shards"][array]) for array in plan.arrays}
         record = replace(SequenceRecord.from_dict(content["record"]), shards=shards)
     ours = content.get("store") == owner

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from kvp.artifacts.files import foreign
+from kvp.artifacts.files import raising_as
 from kvp.artifacts.manifest import Format, write_sealed_json
 from kvp.errors import PolicyError, UsageError
 from kvp.ranking import Protection, Request
@@ -67,7 +67,7 @@ def load_budgets(file: str | Path) -> BudgetFile:
     if not path.is_file():
         raise PolicyError(f"{path} is no budget file: name one that kvp evolve wrote")
     content = FORMAT.read(path, PolicyError)
-    with foreign(path, PolicyError):
+    with raising_as(path, PolicyError):
         for name in (*FORMAT.head, "run"):
             del content[name]
         protection, counts = Protection(**content["protection"]), tuple(content["counts"])

@@ -17,7 +17,7 @@ from zipfile import ZipFile
 
 from kvp.artifacts.addresses import Place, files_below
 from kvp.artifacts.claim import FolderKind, OutputFolder
-from kvp.artifacts.files import digest_json, foreign, read_checked
+from kvp.artifacts.files import digest_json, raising_as, read_checked
 from kvp.errors import UsageError
 from policies.sources import INDEX, policy_files
 
@@ -112,6 +112,6 @@ class RunFolder:
 
 def _check_archive(path: Path) -> None:
     """Raise UsageError unless the files inside have the checksums that the archive holds."""
-    with foreign(path, UsageError, "is damaged; delete it to start this run again"):
+    with raising_as(path, UsageError, "is damaged; delete it to start this run again"):
         if (name := ZipFile(BytesIO(read_checked(path, UsageError))).testzip()) is not None:
             raise ValueError(f"{name} is another one")
