@@ -140,7 +140,10 @@ def build_methods(
         if not isinstance(scorer, str):
             earlier = objects.setdefault(method_of(scorer).ranking, scorer)
             if earlier is not scorer and earlier != scorer:
-                raise UsageError(f"methods: two scorers are called {scorer.name!r}: name one anew")
+                raise UsageError(
+                    f"methods: two scorers are called {scorer.name!r}: name one anew, or give the "
+                    "same object twice"
+                )
         built += [
             with_allocator(ranking, allocator)
             for one in (NULLS if scorer == ALL_NULLS else (scorer,))

@@ -335,11 +335,13 @@ class Selection:
         if name not in self._shared:
             with own_errors(allocator, f"allocator {name}"):
                 scores = allocator.pooled(self._raised)
-                if scores.shape != self._scores.shape or bool(scores.isnan().any()):
+                if scores.shape != self._scores.shape:
                     raise UsageError(
                         f"allocator {name} pooled scores {tuple(self._scores.shape)} to "
-                        f"{tuple(scores.shape)}, expected the same shape without NaN"
+                        f"{tuple(scores.shape)}, expected the same shape"
                     )
+                if bool(scores.isnan().any()):
+                    raise UsageError(f"allocator {name} pooled scores to NaN")
             self._shared[name] = Selection(scores, self._protection)
         return self._shared[name]
 

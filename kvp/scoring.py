@@ -201,11 +201,13 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
         with own_errors(scorer, f"method {scorer.name}"):
             before = _versions(view)
             scored, shape = scorer.score(view), view.keys.shape[:3]
-            if scored.shape != shape or bool(scored.isnan().any()):
+            if scored.shape != shape:
                 raise UsageError(
                     f"method {scorer.name} returned scores {tuple(scored.shape)} in layer "
-                    f"{view.layer}, expected {tuple(shape)} without NaN"
+                    f"{view.layer}, expected {tuple(shape)}"
                 )
+            if bool(scored.isnan().any()):
+                raise UsageError(f"method {scorer.name} returned NaN in layer {view.layer}")
             if _versions(view) != before:
                 raise UsageError(f"method {scorer.name} writes to its view: copy first (clone)")
         scores.append(scored[..., : scored.shape[-1] - view.fed_again].float())

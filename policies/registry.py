@@ -141,9 +141,9 @@ def make_scorer(spec: str | Specification | Scorer | type[Scorer]) -> Scorer:
     made, label = _build(spec, "method", {**known, **FROM_OUTSIDE})
     scorer = as_scorer(made)
     if not isinstance(scorer, Scorer) or not isinstance(scorer.needs, Needs):
-        raise UsageError(
-            f"{label} is no scorer: it takes name, needs (kvp.scoring.Needs) and score(view)"
-        )
+        missing = [part for part in ("name", "needs", "score") if not hasattr(scorer, part)]
+        lacks = ", ".join(missing) or "needs of type kvp.scoring.Needs"
+        raise UsageError(f"{label} is no scorer: it has no {lacks}")
     name = re.split(r"[:(]", scorer.name)[0]
     if type(scorer) is not METHODS.get(name, type(scorer)):  # results would be mixed up
         raise UsageError(f"{label}: kvp has its own {name!r}; give it another name")

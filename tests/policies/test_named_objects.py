@@ -98,7 +98,7 @@ def test_a_module_of_the_working_folder_is_found():
     ("spec", "message"),
     [
         ("my_methods:Nobody", "method my_methods:Nobody: cannot be loaded (AttributeError: "),
-        ("my_methods:Nothing", "method my_methods:Nothing is no scorer: it takes name, needs"),
+        ("my_methods:Nothing", "method my_methods:Nothing is no scorer: it has no name, needs"),
         ("my_methods:Leaves", "method my_methods:Leaves cannot be made: SystemExit: 0"),
         ("my_methods:Plain(step=3)", "method my_methods:Plain cannot be made: TypeError: "),
         ("my_methods:plain(step=3)", "method my_methods:plain is an object; options are for clas"),

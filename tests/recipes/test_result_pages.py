@@ -70,6 +70,7 @@ ROWS = {
     "kvp, equal counts": ("kvp", "{}"),
     "KVzip, global": ("kvzip", "+global, {}"),
     "KeyDiff, global": ("keydiff", "+global, {}"),
+    "KeyDiff, equal counts": ("keydiff", "{}"),
     "Expected Attention, ada": ("expected_attention", "epsilon=0.1, +ada, {}"),
     "SnapKV, ada": ("snapkv", "window=64,kernel=31, +ada, {}"),
     "StreamingLLM (null)": ("streaming_llm", "{}"),
