@@ -74,7 +74,7 @@ READERS = {
     "kvp+global": "kvp+global",
     "KVzip+global": "kvzip",
     "ContrastKV+global": "contrastkv",
-    "H2O+global": "h2o",
+    "H2O": "h2o",
     "SnapKV+ada": "snapkv",
 }
 
