@@ -6,7 +6,6 @@ configuration; prompts are encoded once; the settings of every task and protocol
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from kvp.artifacts.files import raising_as
 from kvp.budgets import Budget
 from kvp.data.encode import encode, evidence_tokens
 from kvp.data.task import ALL, NoPromptError, TaskSettings
-from kvp.data.tasks import build_samples, expand_tasks, find_task
+from kvp.data.tasks import READERS, build_samples, expand_tasks, find_task, is_built_in
 from kvp.data.tasks.rows import TEXT
 from kvp.devices import torch_device
 from kvp.errors import UsageError
@@ -80,23 +79,12 @@ def load_all(
     return prompts, list(dict.fromkeys(notes))
 
 
-TASKS_OF_FLAG = {
-    "chat": re.compile("chat"),
-    "text": re.compile("text"),
-    "data": re.compile("data|longbench_.*|scbench_.*"),
-    "metric": re.compile("data|niah_heatmap"),
-    "depths": re.compile("niah_heatmap"),
-    "lengths": re.compile("niah_heatmap"),
-    "squad": re.compile("qa_1"),
-    "hotpotqa": re.compile("qa_2"),
-}
-"""Flags that some tasks read, one of which must be among those requested; the first is named."""
-
-
 def _check_flags(settings: TaskSettings, names: Sequence[str]) -> None:
-    for flag, readers in TASKS_OF_FLAG.items():
-        if getattr(settings, flag) is not None and not any(map(readers.fullmatch, names)):
-            task = readers.pattern.partition("|")[0]
+    """Raise UsageError on a flag that no requested task reads; a user's own task may read any."""
+    all_built_in = all(is_built_in(find_task(name)) for name in names)
+    for flag, readers in READERS.items() if all_built_in else ():
+        if getattr(settings, flag) is not None and set(names).isdisjoint(readers):
+            task = readers[-1]
             raise UsageError(f"--{flag} is what the task {task} reads: give --tasks {task}, too")
     given = settings.chat or settings.text or settings.data
     if settings.tree_paths == "all" and given is None:

@@ -113,7 +113,7 @@ def test_a_task_object_from_python(model_folder, tmp_path, monkeypatch):
     task = import_module("kvp_test_object").Letters()
     kvp.evaluate(
         tasks=[task], model=str(model_folder), length=300, methods="full", prompts=1,
-        timing_prompts=0, out=str(tmp_path / "out"),
+        timing_prompts=0, out=str(tmp_path / "out"), data=str(tmp_path / "kvp_test_object.py"),
     )  # fmt: skip
     assert {record["score"] for record in _records(tmp_path / "out")} == {0.25}
 

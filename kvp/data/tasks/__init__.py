@@ -47,6 +47,16 @@ ROWS_ONLY = frozenset({TEXT, DATA, "longbench", *GROUPS["longbench"]}) | (
 )
 """Tasks that read files and generate nothing: kvp eval's, not kvp collect's."""
 _BUILT_IN = frozenset(TASKS) | set(GROUPS)
+READERS: dict[str, list[str]] = {}
+"""Built-in tasks that read a flag which few tasks read; the last is the one to name."""
+for _task in TASKS.values():
+    for _flag in getattr(_task, "flags", ()):
+        READERS.setdefault(_flag, []).append(_task.name)
+
+
+def is_built_in(task: Task) -> bool:
+    """Whether kvp brings a task of this name; any other is a user's own."""
+    return task.name in _BUILT_IN
 
 
 def named_tasks(tasks: Iterable[str | Task]) -> str:
@@ -57,7 +67,7 @@ def named_tasks(tasks: Iterable[str | Task]) -> str:
     for task in tasks:
         if not isinstance(task, str):
             own = _check_task(task, f"task {task!r}")
-            if own.name in _BUILT_IN:
+            if is_built_in(own):
                 raise UsageError(f"task {own.name!r}: kvp has its own of this name; rename it")
             TASKS[own.name] = own
             task = own.name
@@ -87,7 +97,7 @@ def build_samples(
     anything but samples.
     """
     task = find_task(name)
-    if task.name in _BUILT_IN:
+    if is_built_in(task):
         return task.build(settings, tokenizer)
     with own_errors(task, f"--tasks {name}: its build"):
         built = task.build(settings, tokenizer)

@@ -53,6 +53,7 @@ class LongBenchTask(ScoredByMetric):
     """One of LongBench's data sets."""
 
     dataset: str
+    flags = ("data",)
 
     @property
     def name(self) -> str:

@@ -61,6 +61,7 @@ class NiahHeatmapTask(ScoredByMetric):
     """Cells of depth and length in turn, all of them once before any of them twice."""
 
     name = "niah_heatmap"
+    flags = ("metric", "depths", "lengths")
 
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Samples of as many words as fit into their cell's length; UsageError if none do."""

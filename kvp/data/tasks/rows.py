@@ -34,6 +34,7 @@ class RowsTask(ScoredByMetric):
     """Rows of `--data`, scored by their metric; dialogues and texts without one by likelihood."""
 
     name = DATA
+    flags = ("data", "metric")
 
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Samples of all rows that have an answer, or a reply, to measure."""
@@ -47,6 +48,7 @@ class DialogueTask(ScoredByMetric):
     """Dialogues of `--chat`, packed into chats of the requested length, or generated ones."""
 
     name = CHAT
+    flags = ("chat",)
 
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Chats whose last turn is the assistant's reply."""
@@ -80,6 +82,7 @@ class TextTask(ScoredByMetric):
     """Stretches of `--text` of exactly `--length` tokens, context and continuation together."""
 
     name = TEXT
+    flags = ("text",)
 
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Stretches of a split, in a seeded order.

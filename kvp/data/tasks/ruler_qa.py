@@ -182,6 +182,11 @@ class RulerQaTask(ScoredByMetric):
 
     name: str
 
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flag that names the task's file."""
+        return (FLAGS[self.name],)
+
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """The questions of the split that fit, in a seeded order, with documents until `length`."""
         flag = FLAGS[self.name]

@@ -88,6 +88,7 @@ class ScbenchTask(ScoredByMetric):
     """One of SCBench's tasks: rows of `--data`, otherwise generated contexts."""
 
     name: str
+    flags = ("data",)
 
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Samples of one context after another; too long contexts of rows lose their middle.
