@@ -11,7 +11,7 @@ from typing import Any
 from eval.config import TUNED
 from eval.results.records import FULL, LEARNED, SELF_SIZED, SETTING_FIELDS, UNIFORM, Key, key_of
 from eval.results.settings import MethodSetting
-from eval.tune.tuned_settings import TunedSettings, load_settings
+from eval.results.tuned_settings import TunedSettings, load_settings
 from kvp.artifacts.manifest import sha256_file
 from kvp.budgets import Budget
 from kvp.errors import PolicyError, UsageError

@@ -16,7 +16,7 @@ from eval.config import TUNED, EvalConfig, TuneConfig
 from eval.evaluate import Prompt
 from eval.methods import PROTECTIONS, Method, build_methods, check_geometries, protected_tokens
 from eval.results.records import READABLE
-from eval.tune.tuned_settings import TunedSettings
+from eval.results.tuned_settings import TunedSettings
 from kvp.artifacts.files import raising_as
 from kvp.budgets import Budget
 from kvp.data.encode import encode, evidence_tokens

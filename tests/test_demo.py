@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.tune.tuned_settings import load_settings
+from eval.results.tuned_settings import load_settings
 
 ROOT = Path(__file__).parent.parent
 GUARD = """

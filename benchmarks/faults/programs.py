@@ -111,7 +111,7 @@ def read_results(folder: Place) -> str:
 
 def read_settings(folder: Place) -> str:
     """Digest of what kvp tune chose."""
-    from eval.tune.tuned_settings import load_settings
+    from eval.results.tuned_settings import load_settings
 
     return digest(load_settings(Path(str(folder))).to_json())
 

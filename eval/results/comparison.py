@@ -31,7 +31,7 @@ from eval.results.records import (
 from eval.results.settings import MethodSetting, budget_axis, budget_order, sort_families
 from eval.results.shapes import ResultsRow
 from eval.results.stats import Interval, Scores, Unit
-from eval.tune.tuned_settings import Tuned
+from eval.results.tuned_settings import Tuned
 from policies.registry import NULLS
 
 Kind = Literal["accuracy", "perplexity"]

@@ -31,7 +31,7 @@ from eval.results.records import (
     read_records,
 )
 from eval.results.shapes import ResultsRow, TimingRow
-from eval.tune.tuned_settings import TunedSettings
+from eval.results.tuned_settings import TunedSettings
 from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import digest_json

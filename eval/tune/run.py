@@ -32,9 +32,9 @@ from eval.prepare import Prepared, prepare, too_small
 from eval.results.folder import open_folder, write_manifest
 from eval.results.records import FULL, LEARNED, ROWS, RecordFile, group_by, key_of, seal
 from eval.results.stats import Unit, bootstrap_mean
+from eval.results.tuned_settings import FORMAT, SETTINGS, Scored, TunedSettings
 from eval.run import evaluate_all, load_bench
 from eval.tune.search import Search, next_batch
-from eval.tune.tuned_settings import FORMAT, SETTINGS, Scored, TunedSettings
 from kvp.artifacts.files import atomic_write_bytes, digest_json
 from kvp.artifacts.manifest import recorded_name, run_manifest, write_sealed_json
 from kvp.errors import UsageError

@@ -21,7 +21,7 @@ from operator import attrgetter
 from typing import Any
 
 from eval.methods import Method, method_of, with_allocator
-from eval.tune.tuned_settings import Scored, Tuned
+from eval.results.tuned_settings import Scored, Tuned
 from kvp.errors import UsageError
 from kvp.ranking import Allocator
 from policies.base import Grid, Options

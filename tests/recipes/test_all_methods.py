@@ -5,8 +5,8 @@ import subprocess
 from pathlib import Path
 
 from eval.config import TuneConfig
+from eval.results.tuned_settings import load_settings
 from eval.tune.run import subjects_of
-from eval.tune.tuned_settings import load_settings
 from kvp.program.command_line import parse
 from kvp.program.names import split_list
 from train.config import TrainConfig

@@ -14,7 +14,7 @@ from eval.results.frame import summary, tidy
 from eval.results.records import policy_groups
 from eval.results.sentences import sentences
 from eval.results.settings import are_shares, budget_axis
-from eval.tune.tuned_settings import Scored, Tuned
+from eval.results.tuned_settings import Scored, Tuned
 from policies.registry import METHODS
 
 GROUPS = {None: "", "seed0": "", "seed1": ""}

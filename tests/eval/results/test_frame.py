@@ -12,7 +12,7 @@ from eval.results.comparison import compare_all, sort_tasks
 from eval.results.folder import Results
 from eval.results.frame import OVERALL, summary, tidy
 from eval.results.sentences import findings, sentences
-from eval.tune.tuned_settings import Scored, Tuned, TunedSettings
+from eval.results.tuned_settings import Scored, Tuned, TunedSettings
 from kvp.data.tasks.ruler import RULER_13
 
 LEARNED = {"policy": "seed0", "policy_seed": 0}

@@ -13,9 +13,9 @@ import pytest
 
 from eval.config import TuneConfig
 from eval.results.records import read_records
+from eval.results.tuned_settings import load_settings
 from eval.tune.run import subjects_of
 from eval.tune.search import next_batch
-from eval.tune.tuned_settings import load_settings
 from kvp.errors import ResultsError
 from kvp.program.table import evaluate, run_program
 from policies import make_scorer

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from eval.methods import build_methods
 from eval.results.folder import RESULTS, load_results
-from eval.tune.tuned_settings import load_settings
+from eval.results.tuned_settings import load_settings
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import SEAL, JsonLines
 from kvp.artifacts.manifest import read_sealed_json, write_sealed_json
