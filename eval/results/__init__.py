@@ -1,1 +1,1 @@
-"""Results folders: their rows, statistics, comparisons and the sentences about them; tuned settings."""
+"""Results folders: rows, statistics, comparisons and sentences about them; tuned settings."""
