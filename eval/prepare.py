@@ -20,7 +20,8 @@ from eval.results.tuned_settings import TunedSettings
 from kvp.artifacts.files import raising_as
 from kvp.budgets import Budget
 from kvp.data.encode import encode, evidence_tokens
-from kvp.data.task import ALL, NoPromptError, TaskSettings
+from kvp.data.splits import ALL
+from kvp.data.task import NoPromptError, TaskSettings
 from kvp.data.tasks import READERS, build_samples, expand_tasks, find_task, is_built_in
 from kvp.data.tasks.rows import TEXT
 from kvp.devices import torch_device

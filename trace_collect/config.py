@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from kvp.data.splits import SPLITS
 from kvp.program.names import STORED_LABELS, split_list
 from kvp.program.settings import (
     Bounds,
@@ -14,8 +15,6 @@ from kvp.program.settings import (
     RunConfig,
     WorkersConfig,
 )
-
-SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 REPLY_TOKENS = 128
 """Tokens to generate where the data does not say."""
-ALL = "all"
-"""The split of all rows of a file, for data that train nothing."""
 _DIGITS = 8
 """Hexadecimal digits in the name of a context that several samples share."""
 _CONTEXT = re.compile(rf"@[0-9a-f]{{{_DIGITS}}}$")

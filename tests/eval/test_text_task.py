@@ -8,7 +8,7 @@ import pytest
 
 from eval.config import EvalConfig
 from eval.prepare import load_all
-from kvp.data.synthetic.text import split_of
+from kvp.data.splits import split_of
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 from kvp.hf import load_model

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from kvp.data.encode import encode
 from kvp.data.rows.files import READERS, Row, Tally, files_of, read_rows
 from kvp.data.rows.values import RowError, text_of, texts_of
-from kvp.data.synthetic.text import split_of
-from kvp.data.task import ALL, NoPromptError, Sample, Source, TaskSettings, context_of
+from kvp.data.splits import ALL, split_of
+from kvp.data.task import NoPromptError, Sample, Source, TaskSettings, context_of
 from kvp.errors import UsageError
 
 if TYPE_CHECKING:

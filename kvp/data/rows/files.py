@@ -25,8 +25,6 @@ from kvp.program.progress import quiet_logs
 T = TypeVar("T")
 TEXT_SUFFIXES = (".txt", ".md")
 """Files that are one running text."""
-SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0), "all": (0.0, 1.0)}
-"""Which part of a text each split owns, as fractions of its length."""
 _MAX_NAMED = 3
 """Skipped rows, files or keys that a message names at most."""
 
@@ -186,17 +184,6 @@ def read_text(path: str | None, flag: str) -> tuple[str, Tally]:
             raise UsageError(f"--{flag} {file}: there is no text in it, or it is not in UTF-8")
     text = "\n\n".join(parts).replace("\r\n", "\n").replace("\r", "\n")
     return text, Tally(rows=1, left_out=[file.name for file in rows + others if file not in texts])
-
-
-def share_of(text: str, split: str) -> str:
-    """The part of `text` that `split` owns, without the words that reach over an end."""
-    low, high = (round(share * len(text)) for share in SHARES[split])
-    part = text[low:high]
-    if low > 0 and not text[low - 1].isspace():
-        part = "".join(part.partition(" ")[1:])
-    if high < len(text) and not text[high].isspace():
-        part = part.rpartition(" ")[0]
-    return part.strip()
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvp.data.metrics import METRIC_NAMES, marked_number
 from kvp.data.rows.values import RowError, name_in, plain_row, text_of, texts_of
-from kvp.data.synthetic.text import split_of
+from kvp.data.splits import split_of
 from kvp.data.task import REPLY_TOKENS, Sample
 
 Turn = Mapping[str, str]

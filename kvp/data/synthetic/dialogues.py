@@ -16,15 +16,8 @@ from functools import partial
 from importlib.resources import files
 from typing import Any
 
-from kvp.data.synthetic.text import (
-    LISTS,
-    Split,
-    draw_number,
-    draw_own,
-    generated_split,
-    people,
-    town,
-)
+from kvp.data.splits import Split, generated_split
+from kvp.data.synthetic.text import LISTS, draw_number, draw_own, people, town
 
 Turn = dict[str, str]
 _TALKS = json.loads((files("kvp.data") / "synthetic/dialogues.json").read_text(encoding="utf-8"))

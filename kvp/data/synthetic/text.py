@@ -15,7 +15,6 @@ a plot is a list of alternatives, at least one of them with a name of a person o
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import re
@@ -29,34 +28,18 @@ from importlib.resources import files
 from itertools import cycle, islice
 from typing import Literal, TypeVar
 
-from kvp.data.rows.files import SHARES
+from kvp.data.splits import SHARES, Split, split_of
 from kvp.errors import UsageError
 
 T = TypeVar("T")
 _SLOT = re.compile(r"\{([a-z0-9 ]+)\}")
 _NAMED = frozenset({"hero", "pal", "town", "town2"})
 _PROSE_SHARES = {"train": (0, 6), "validation": (6, 8), "test": (8, 10)}
-Split = Literal["train", "validation", "test"]
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 LEXICON = json.loads((files("kvp.data") / "synthetic/lexicon.json").read_text(encoding="utf-8"))
 """`openings`, `asides` and `plots` of stories; names of `women` and `men`, and `town_heads`, with
 which names of towns begin, by split."""
 LISTS: Mapping[str, list[str]] = LEXICON["lists"]
 """Words by what they are, those of prose by their slots."""
-
-
-def split_of(text: str) -> Split:
-    """The split that owns `text`: train 80 %, validation 10 %, test 10 %, by a BLAKE2 hash."""
-    bucket = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") % 10
-    return "test" if bucket == 0 else "validation" if bucket == 1 else "train"
-
-
-def generated_split(split: str) -> Split:
-    """The split of generated prompts; UsageError for one that they cannot be of, such as `all`."""
-    for known in SPLITS:
-        if known == split:
-            return known
-    raise UsageError(f"--split {split}: generated prompts belong to one of {', '.join(SPLITS)}")
 
 
 @cache

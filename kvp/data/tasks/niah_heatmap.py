@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from kvp.data.encode import encode, find_largest
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import read_text
-from kvp.data.synthetic.text import LISTS, SampleInputs, Split, generated_split, town
+from kvp.data.splits import Split, generated_split
+from kvp.data.synthetic.text import LISTS, SampleInputs, town
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample
 from kvp.errors import UsageError
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from kvp.data.encode import CHARACTERS, encode, opening_ids
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.documents import read_documents
-from kvp.data.rows.files import READERS, files_of, read_text, share_of
+from kvp.data.rows.files import READERS, files_of, read_text
 from kvp.data.rows.samples import row_samples
+from kvp.data.splits import ALL, generated_split, share_of
 from kvp.data.synthetic.dialogues import Turn, generated_chat
-from kvp.data.synthetic.text import generated_split
-from kvp.data.task import ALL, Sample, Source, TaskSettings, blank_sample
+from kvp.data.task import Sample, Source, TaskSettings, blank_sample
 from kvp.errors import UsageError
 
 if TYPE_CHECKING:

@@ -21,15 +21,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from kvp.data.encode import encode, find_largest
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import read_text
+from kvp.data.splits import Split, generated_split
 from kvp.data.synthetic.text import (
     SampleInputs,
-    Split,
     draw_distinct,
     draw_key,
     draw_name,
     draw_number,
     draw_uuid,
-    generated_split,
     keep_drawn,
     word_pool,
 )

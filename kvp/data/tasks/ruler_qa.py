@@ -18,8 +18,8 @@ from kvp.data.encode import encode, find_largest
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import Tally, read_rows
 from kvp.data.rows.values import RowError, text_of, texts_of
-from kvp.data.synthetic.text import split_of
-from kvp.data.task import ALL, NoPromptError, Sample, Source, TaskSettings
+from kvp.data.splits import ALL, split_of
+from kvp.data.task import NoPromptError, Sample, Source, TaskSettings
 from kvp.data.tasks.ruler import PROBE
 from kvp.errors import UsageError
 

@@ -31,13 +31,13 @@ from kvp.data.rows.benchmarks import (
     most_tokens,
 )
 from kvp.data.rows.values import RowError
+from kvp.data.splits import generated_split
 from kvp.data.synthetic.text import (
     LISTS,
     SampleInputs,
     draw_name,
     draw_number,
     draw_uuid,
-    generated_split,
     keep_drawn,
     people,
 )

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvp.data.splits import SPLITS, split_of
 from kvp.data.synthetic.dialogues import _Talk, dialogue
-from kvp.data.synthetic.text import LEXICON, people, prose, split_of
+from kvp.data.synthetic.text import LEXICON, people, prose
 
-SPLITS = ("train", "validation", "test")
 ONE_OF = st.sampled_from(SPLITS)
 
 

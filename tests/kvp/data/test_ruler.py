@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from kvp.data.synthetic.text import SPLITS, split_of
+from kvp.data.splits import SPLITS, split_of
 from kvp.data.tasks.ruler import RULER_TASKS, generate
 from kvp.errors import UsageError
 

@@ -8,7 +8,7 @@ import pytest
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.forms import document_of, questions_of
 from kvp.data.rows.values import RowError
-from kvp.data.synthetic.text import split_of
+from kvp.data.splits import split_of
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 

@@ -8,7 +8,7 @@ import pytest
 from kvp.data.encode import TokenCounter, encode
 from kvp.data.rows.documents import read_documents, threads
 from kvp.data.rows.samples import row_samples
-from kvp.data.synthetic.text import SPLITS, split_of
+from kvp.data.splits import SPLITS, split_of
 from kvp.data.task import TaskSettings, blank_sample, context_name, context_of
 from kvp.data.tasks import find_task
 from kvp.errors import UsageError

@@ -7,7 +7,7 @@ import pytest
 
 from kvp.data.encode import encode
 from kvp.data.sources import data_identity, plan_collection
-from kvp.data.synthetic.text import SPLITS, split_of
+from kvp.data.splits import SPLITS, split_of
 from kvp.data.task import TaskSettings
 from kvp.data.tasks import build_samples, find_task
 from kvp.data.tasks.ruler_qa import read_questions

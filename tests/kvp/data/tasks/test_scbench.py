@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from kvp.data.encode import encode
-from kvp.data.synthetic.text import split_of
+from kvp.data.splits import split_of
 from kvp.data.task import TaskSettings, context_of
 from kvp.data.tasks import TASKS
 from kvp.data.tasks.scbench import CONTEXTS, HOPS, TURNS
