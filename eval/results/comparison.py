@@ -105,9 +105,9 @@ class Estimate:
         return {unit for answers in self.scores.values() for unit in answers}
 
 
-Place = tuple[MethodSetting, str]
+CellKey = tuple[MethodSetting, str]
 """A method and a budget as it was written, `own` or `full`."""
-Cells = Mapping[Place, Estimate]
+Cells = Mapping[CellKey, Estimate]
 
 
 def estimates(kind: Kind, records: Sequence[ResultsRow], groups: Mapping[str | None, str]) -> Cells:
@@ -117,10 +117,10 @@ def estimates(kind: Kind, records: Sequence[ResultsRow], groups: Mapping[str | N
     of reply tokens).
     """
     scored = [record for record in records if record[MEASURES[kind].field] is not None]
-    places = group_by(
+    by_key = group_by(
         scored, lambda record: (MethodSetting.of(record, groups), record["budget_spec"] or FULL)
     )
-    return {place: _estimate(kind, same) for place, same in places.items()}
+    return {key: _estimate(kind, same) for key, same in by_key.items()}
 
 
 def _estimate(kind: Kind, records: list[ResultsRow]) -> Estimate:
@@ -370,7 +370,7 @@ class Comparison:
         )
 
     @cached_property
-    def gaps(self) -> Mapping[Place, Interval]:
+    def gaps(self) -> Mapping[CellKey, Interval]:
         """What the settings shown and nulls have over the first of `best` at a budget, paired."""
         if self.best is None:
             return {}
@@ -390,7 +390,7 @@ class Comparison:
         return len(self.gaps) * max(2, methods) // 2
 
     @cached_property
-    def told(self) -> set[Place]:
+    def told(self) -> set[CellKey]:
         """Keys of the `gaps` that are not 0, wherever they are shown (Holm)."""
         return stats.holm(self.gaps, self.tests)
 
@@ -467,7 +467,7 @@ def compare_methods(results: Results, kind: Kind, protocol: str) -> Comparison |
     every = estimates(kind, used, groups)
     # Others than over all prompts cannot be compared: a folder may have been extended since.
     prompts = {unit for of in every.values() for unit in of.prompts}
-    cells = {place: of for place, of in every.items() if of.prompts == prompts}
+    cells = {key: of for key, of in every.items() if of.prompts == prompts}
     settings, whole = (dict.fromkeys(setting for setting, _ in of) for of in (every, cells))
     having, order = {setting.family for setting in whole}, [*sort_families(settings)]
     # A setting that lacks prompts is shown only where its method has no other.

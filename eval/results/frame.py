@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import pandas
 
-from eval.results.comparison import Comparison, Place, compare_all, full_of
+from eval.results.comparison import CellKey, Comparison, compare_all, full_of
 from eval.results.folder import Results, load_results, unfinished_work
 from eval.results.records import SELF_SIZED, results_folder
 from eval.results.sentences import KEPT, sentences
@@ -75,20 +75,20 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
     rows: list[dict[str, object]] = []
     for name, cells in ((None, comparison.cells), *comparison.tasks.items()):
         overall = name is None
-        known = sorted((place for place in cells if place[0] in settings),
-                       key=lambda place: settings.index(place[0]))  # fmt: skip
+        known = sorted((key for key in cells if key[0] in settings),
+                       key=lambda key: settings.index(key[0]))  # fmt: skip
         apart = not usable if overall else name not in usable
         full = None if apart or comparison.unfinished else full_of(cells)
         mean = full.interval.mean if full else 0.0
         to_full = {
-            place: gap for place in known if full and cells[place] is not full
-            and (gap := comparison.minus(cells[place], full))
+            key: gap for key in known if full and cells[key] is not full
+            and (gap := comparison.minus(cells[key], full))
         }  # fmt: skip
-        to_lead = {place: gap for place, gap in comparison.gaps.items()
-                   if overall and place[0] in comparison.choices}  # fmt: skip
+        to_lead = {key: gap for key, gap in comparison.gaps.items()
+                   if overall and key[0] in comparison.choices}  # fmt: skip
         differ, told = holm(to_full), comparison.told if overall else set()
-        for place in known:
-            (setting, spec), of = place, cells[place]
+        for key in known:
+            (setting, spec), of = key, cells[key]
             row: dict[str, object] = {
                 "unfinished": bool(comparison.unfinished),
                 "metric": "answers" if comparison.kind == "accuracy" else comparison.kind,
@@ -101,16 +101,16 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
                 "kept_share": of.share, "cache_bytes": of.nbytes,
                 "share_of_full": of.interval.mean / mean if mean else math.nan,
             }  # fmt: skip
-            row |= _gap_columns("minus_full", place, to_full, differ)
-            rows.append(row | _gap_columns("minus_lead", place, to_lead, told))
+            row |= _gap_columns("minus_full", key, to_full, differ)
+            rows.append(row | _gap_columns("minus_lead", key, to_lead, told))
     return pandas.DataFrame(rows)
 
 
 def _gap_columns(
-    name: str, place: Place, gaps: Mapping[Place, Interval], told: set[Place]
+    name: str, key: CellKey, gaps: Mapping[CellKey, Interval], told: set[CellKey]
 ) -> dict[str, object]:
-    mean, low, high = gaps[place].numbers if place in gaps else (math.nan,) * 3
-    return {name: mean, f"{name}_low": low, f"{name}_high": high, f"{name}_differs": place in told}
+    mean, low, high = gaps[key].numbers if key in gaps else (math.nan,) * 3
+    return {name: mean, f"{name}_low": low, f"{name}_high": high, f"{name}_differs": key in told}
 
 
 class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no types here
