@@ -183,8 +183,9 @@ def _evaluate_into(
     for note in notes:
         say(f"note: {note}")
     write_manifest(
-        output, config, digests, [*prepared.notes, *notes], digest,
-        prepared.geometry.layer_indices, planned_rows(prepared), trained, prepared.tuned,
+        output, config, digests, [*prepared.notes, *notes], model_digest=digest,
+        layers=prepared.geometry.layer_indices, planned=planned_rows(prepared), trained=trained,
+        tuned=prepared.tuned,
     )  # fmt: skip
     path = output.path  # with parts where workers write them, or have left them
     parts = output.shared or isinstance(path, ObjectPath) or (path / PARTS).is_dir()

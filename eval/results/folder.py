@@ -103,6 +103,7 @@ def write_manifest(
     config: EvalConfig,
     policies: Mapping[str, str],
     notes: Sequence[str],
+    *,
     model_digest: Mapping[str, Any] | None = None,
     layers: Sequence[int] = (),
     planned: Sequence[Mapping[str, Any]] = (),

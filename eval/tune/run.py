@@ -218,7 +218,7 @@ def run(config: TuneConfig) -> TunedSettings:
         bench = load_bench(evaluation, methods)
         weights = weights_digest(bench.model)
         model = model_identity(config.model, config.revision, bench.tokenizer, weights)
-        write_manifest(output, evaluation, digests, tuning.prepared.notes, model)
+        write_manifest(output, evaluation, digests, tuning.prepared.notes, model_digest=model)
         file = RecordFile(output.local / ROWS)
         tuning.search(bench, file)
         settings = tuning.outcome()

@@ -14,7 +14,7 @@ def _config(folder, **fields):
 
 def _write(config, policies=None, notes=(), model=None):
     with open_folder(config, policies or {}) as folder:
-        write_manifest(folder, config, policies or {}, notes, model)
+        write_manifest(folder, config, policies or {}, notes, model_digest=model)
 
 
 def test_notes_name_no_folder_of_this_machine(tmp_path):
