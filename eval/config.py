@@ -18,7 +18,7 @@ from kvp.data.metrics import METRIC_NAMES
 from kvp.errors import UsageError
 from kvp.llamacpp.server import LlamaCpp
 from kvp.program import names as known_names
-from kvp.program.names import split_list
+from kvp.program.names import KVZAP, LEARNED, split_list
 from kvp.program.settings import (
     Bounds,
     DataConfig,
@@ -36,8 +36,6 @@ from kvp.vllm.plugin import Vllm
 PROTOCOLS = ("query_aware", "query_agnostic")
 """Question seen at compression, or only afterwards; never mixed in one table."""
 
-TUNED = "tuned"
-"""What precedes the colon where `--methods` names a settings file of kvp tune."""
 
 IDENTITY_FIELDS = (
     "model", "revision", "length", "split", "essays", "squad", "hotpotqa", "chat", "text",
@@ -116,7 +114,7 @@ def _check(flag: str, parse: Callable[[str], object], text: str) -> None:
 
 def _is_learned(method: str) -> bool:
     """Whether a method is that of `--policies`, whatever else its name has."""
-    return known_names.split_specification(known_names.split_method(method)[0])[0] == "kvp"
+    return known_names.split_specification(known_names.split_method(method)[0])[0] == LEARNED
 
 
 def _numbers(flag: str, text: str | None, *, most: float) -> tuple[float, ...] | None:
@@ -305,7 +303,7 @@ class CompressConfig(ModelConfig, DeviceConfig):
             known_names.check_policy(name, "--policy: ")
             known_names.check_allocators([allocator] if allocator else [], "policy")
         else:
-            known_names.check_methods([self.label], "method", ("kvzap",))
+            known_names.check_methods([self.label], "method", (KVZAP,))
         (LlamaCpp(self.gguf) if self.gguf else Vllm()).check(allocator)
 
 
@@ -418,7 +416,7 @@ class EvolveConfig(
 
     def check_names(self) -> None:
         """Raise KvpError on an unknown scorer, and as kvp eval does."""
-        known_names.check_methods([self.scorer], "scorer", ("kvzap", "kvp"))
+        known_names.check_methods([self.scorer], "scorer", (KVZAP, LEARNED))
         self.evaluation.check_names()
 
     @property

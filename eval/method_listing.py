@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from eval.methods import ALL_NULLS
+from kvp.program.names import ALL_NULLS, FULL, KVZAP, LEARNED
 from kvp.program.settings import Group
 from policies.base import Options, option_names
 from policies.registry import ALLOCATORS, METHODS, PLAIN, attention_free, needs_in_words
@@ -23,15 +23,15 @@ def run(_: Group) -> None:
 
 def _scorer_lines() -> Iterator[str]:
     yield "Scorers: which tokens of a head stay"
-    yield from _entry("full", "everything: the unmodified cache", [("reads", "nothing")])
+    yield from _entry(FULL, "everything: the unmodified cache", [("reads", "nothing")])
     yield from _entry(
-        "kvp",
+        LEARNED,
         "what the policies of --policies DIR learned (attention-free)",
         [("reads", f"{PLAIN}; trained by kvp train"), ("costs", "a small network per head, O(N)")],
     )
     yield from _scorers(null=False)
     yield from _entry(
-        "kvzap:WEIGHTS",
+        f"{KVZAP}:WEIGHTS",
         "what published networks predict of KVzip+ (a folder, or org/name on the hub)",
         [("reads", "every hidden state"), ("costs", "a linear map or a small network per layer")],
     )

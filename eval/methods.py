@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eval.config import TUNED
-from eval.results.records import FULL, LEARNED, SELF_SIZED, SETTING_FIELDS, UNIFORM, Key, key_of
+from eval.results.records import SELF_SIZED, SETTING_FIELDS, UNIFORM, Key, key_of
 from eval.results.settings import MethodSetting
 from eval.results.tuned_settings import TunedSettings, load_settings
 from kvp.artifacts.manifest import sha256_file
@@ -17,6 +16,7 @@ from kvp.budgets import Budget
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry, check_geometry
 from kvp.program import names as known_names
+from kvp.program.names import ALL_NULLS, FULL, LEARNED, TUNED
 from kvp.program.settings import ProtectionConfig
 from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
 from kvp.scoring import Scorer
@@ -29,8 +29,6 @@ from policies.learned import LearnedScorer
 from policies.registry import ALLOCATORS, METHODS, NULLS, Specification, make_method, parse
 from policies.sources import INDEX, PolicySource, find_policy
 
-ALL_NULLS = "nulls"
-"""What `--methods` calls all scorers that score nothing."""
 PROTECTIONS = {"both": (True, False), "on": (True,), "off": (False,)}
 """Values of `--protection`: whether first and last tokens are always kept."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.config import TUNED, EvalConfig, TuneConfig
+from eval.config import EvalConfig, TuneConfig
 from eval.evaluate import Prompt
 from eval.methods import PROTECTIONS, Method, build_methods, check_geometries, protected_tokens
 from eval.results.records import READABLE
@@ -30,7 +30,7 @@ from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import tokenizer_of
 from kvp.hf.model_config import context_limit
-from kvp.program.names import plain_name
+from kvp.program.names import TUNED, plain_name
 from kvp.ranking import Protection
 
 

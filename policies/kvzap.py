@@ -19,11 +19,10 @@ from kvp.artifacts.manifest import read_json
 from kvp.artifacts.tensors import read_safetensors, tensors_digest
 from kvp.errors import PolicyError, UsageError
 from kvp.hub import HubName, download, is_path
+from kvp.program.names import KVZAP
 from kvp.scoring import Needs, View
 from policies.base import Value
 
-NAME = "kvzap"
-"""Name of the method before the colon."""
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 
@@ -42,7 +41,7 @@ class KVzap:
     @property
     def name(self) -> str:
         """`kvzap:SOURCE`."""
-        return f"{NAME}:{self.source}"
+        return f"{KVZAP}:{self.source}"
 
     def __repr__(self) -> str:
         return self.name
@@ -80,13 +79,13 @@ def kvzap_scorer(source: str | None, options: Mapping[str, Value]) -> KVzap:
     """
     if not source or options:
         raise UsageError(
-            f"method {NAME} is written {NAME}:FOLDER or {NAME}:org/name, without options: for "
-            f"instance {NAME}:nvidia/KVzap-mlp-Qwen3-8B"
+            f"method {KVZAP} is written {KVZAP}:FOLDER or {KVZAP}:org/name, without options: for "
+            f"instance {KVZAP}:nvidia/KVzap-mlp-Qwen3-8B"
         )
     folder, hub_name = Path(source), HubName.parse(source)
     if hub_name is not None and not folder.exists() and not is_path(source):
         files = (CONFIG, WEIGHTS)
-        folder = download(hub_name, files, error=UsageError, what=f"method {NAME}:{source}")
+        folder = download(hub_name, files, error=UsageError, what=f"method {KVZAP}:{source}")
     config = read_json(folder / CONFIG, PolicyError)
     tensors = read_safetensors(folder / WEIGHTS, PolicyError)
     layers = _layers(folder, config, tensors)
@@ -96,7 +95,7 @@ def kvzap_scorer(source: str | None, options: Mapping[str, Value]) -> KVzap:
 def _layers(
     folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> list[list[tuple[Tensor, Tensor]]]:
-    if config.get("model_type") != NAME:
+    if config.get("model_type") != KVZAP:
         raise PolicyError(f"{folder / CONFIG} is not of KVzap: its model_type is another")
     width, heads, count = (config.get(name) for name in ("input_dim", "output_dim", "n_modules"))
     hidden = config.get("hidden_dim")

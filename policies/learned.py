@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
+from kvp.program.names import LEARNED
 from kvp.scoring import Needs, View
 from policies.ranker import RECENT_QUERIES, HeadRankers, recent_features
 from policies.sources import PolicySource
@@ -98,7 +99,7 @@ class LearnedScorer:
     source: PolicySource | None = None
     """Where it was loaded from; None for one that was made in memory."""
 
-    name = "kvp"
+    name = LEARNED
     """`label` says which policy it is."""
 
     def __repr__(self) -> str:

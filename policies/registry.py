@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from kvp.errors import UsageError
 from kvp.plugins import import_object, instance_of, is_object_name, module_exists
-from kvp.program.names import split_method, split_specification, unknown_name
+from kvp.program.names import KVZAP, split_method, split_specification, unknown_name
 from kvp.ranking import Allocator
 from kvp.scoring import ALL_QUERIES, Needs, Scorer, SelfSizing, as_scorer
 from policies.allocators.ada import Ada
@@ -238,5 +238,5 @@ ALLOCATORS: Mapping[str, type[BaseAllocator]] = {
     )
 }  # fmt: skip
 
-FROM_OUTSIDE: Mapping[str, Builder] = {"kvzap": kvzap_scorer}
+FROM_OUTSIDE: Mapping[str, Builder] = {KVZAP: kvzap_scorer}
 """Methods whose weights or code do not come with kvp, written `NAME:WHAT`, by name."""

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from eval.results.comparison import Comparison
-from eval.results.records import FULL, READABLE, Record, group_by
+from eval.results.records import READABLE, Record, group_by
 from eval.results.settings import MethodSetting
+from kvp.program.names import FULL
 
 LETTERS = 400
 """Of an answer on the page at most."""

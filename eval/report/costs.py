@@ -9,10 +9,11 @@ import numpy as np
 from rich.filesize import decimal
 
 from eval.results.comparison import Best, Comparison
-from eval.results.records import FULL, group_by
+from eval.results.records import group_by
 from eval.results.settings import MethodSetting
 from eval.results.shapes import TimingRow
 from eval.results.stats import Interval, median_interval
+from kvp.program.names import FULL
 from policies.registry import METHODS
 
 

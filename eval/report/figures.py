@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter, NullLocator
 
 from eval.results.comparison import Comparison
-from eval.results.records import FULL, LEARNED, ORACLE
+from eval.results.records import ORACLE
 from eval.results.settings import MethodSetting, are_shares
+from kvp.program.names import FULL, LEARNED
 from policies.registry import NULLS
 
 SPREAD = 1.006

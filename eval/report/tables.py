@@ -10,9 +10,10 @@ from pandas import DataFrame
 from eval.report.costs import Timing, passes
 from eval.results.comparison import Cells, Comparison
 from eval.results.frame import OVERALL
-from eval.results.records import FULL, SEEN, SELF_SIZED
+from eval.results.records import SEEN, SELF_SIZED
 from eval.results.settings import IN_WORDS, MethodSetting, are_shares
 from eval.results.stats import Interval, holm
+from kvp.program.names import FULL
 from policies.registry import NULLS
 
 Notes = Mapping[MethodSetting, str]

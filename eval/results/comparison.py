@@ -18,20 +18,12 @@ import numpy as np
 
 from eval.results import stats
 from eval.results.folder import Results, describe_measure, unfinished_work
-from eval.results.records import (
-    FULL,
-    LEARNED,
-    ORACLE,
-    SEEN,
-    SELF_SIZED,
-    UNIFORM,
-    group_by,
-    policy_groups,
-)
+from eval.results.records import ORACLE, SEEN, SELF_SIZED, UNIFORM, group_by, policy_groups
 from eval.results.settings import MethodSetting, budget_axis, budget_order, sort_families
 from eval.results.shapes import ResultsRow
 from eval.results.stats import Interval, Scores, Unit
 from eval.results.tuned_settings import Tuned
+from kvp.program.names import FULL, LEARNED
 from policies.registry import NULLS
 
 Kind = Literal["accuracy", "perplexity"]

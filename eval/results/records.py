@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from eval.results.shapes import CHECKS
-from eval.results.shapes import FULL as FULL
 from eval.results.shapes import SELF_SIZED as SELF_SIZED
 from kvp.artifacts.addresses import Place, files_below, place
 from kvp.artifacts.files import (
@@ -76,7 +75,6 @@ def _digests(folder: Path) -> dict[str, str]:
 SEEN = {"query_aware": "question seen", "query_agnostic": "question not seen"}
 ORACLE = "oracle"
 """Method that ranks by the attention that the answer will pay."""
-LEARNED = "kvp"
 UNIFORM = "uniform"
 """Allocator of a method that keeps equally many tokens in every head."""
 READABLE = 8

@@ -15,10 +15,9 @@ from dataclasses import replace
 
 import pandas
 
-from eval.config import TUNED, TuneConfig
+from eval.config import TuneConfig
 from eval.evaluate import Bench, identify
 from eval.methods import (
-    ALL_NULLS,
     PROTECTIONS,
     Method,
     file_digests,
@@ -30,7 +29,7 @@ from eval.methods import (
 )
 from eval.prepare import Prepared, prepare, too_small
 from eval.results.folder import open_folder, write_manifest
-from eval.results.records import FULL, LEARNED, ROWS, RecordFile, group_by, key_of, seal
+from eval.results.records import ROWS, RecordFile, group_by, key_of, seal
 from eval.results.stats import Unit, bootstrap_mean
 from eval.results.tuned_settings import FORMAT, SETTINGS, Scored, TunedSettings
 from eval.run import evaluate_all, load_bench
@@ -39,6 +38,7 @@ from kvp.artifacts.files import atomic_write_bytes, digest_json
 from kvp.artifacts.manifest import recorded_name, run_manifest, write_sealed_json
 from kvp.errors import UsageError
 from kvp.hf.model_identity import model_identity, weights_digest
+from kvp.program.names import ALL_NULLS, FULL, LEARNED, TUNED
 from kvp.program.progress import phase, say
 from kvp.ranking import UNPROTECTED
 from policies import make_allocator, sizes_itself, split_method

@@ -27,8 +27,9 @@ ALLOCATORS = (
     "uniform", "pyramid", "ada", "global", "windowkv", "shared", "self_sized", "evolved",
 )  # fmt: skip
 """Built-in allocators, those of `policies.registry.ALLOCATORS`."""
-OTHER_METHODS = ("kvzap", "kvp", "full", "nulls", "tuned")
-"""Names before a colon or alone that mean no scorer of `SCORERS`."""
+KVZAP, LEARNED, FULL, ALL_NULLS, TUNED = OTHER_METHODS = ("kvzap", "kvp", "full", "nulls", "tuned")
+"""Names before a colon or alone that mean no scorer of `SCORERS`: published networks, the policies
+of `--policies`, no eviction, all scorers that score nothing, and a settings file of kvp tune."""
 
 TOKEN_INPUTS = ("key", "value", "position", "distance")
 """Inputs of a learned ranker that need no query; distance is that to the end of the cache."""

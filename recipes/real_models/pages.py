@@ -23,7 +23,7 @@ from matplotlib.ticker import NullLocator
 
 from eval.report.costs import passes
 from eval.results.folder import load_results
-from eval.results.records import FULL, Record
+from eval.results.records import Record
 from eval.results.settings import budget_order
 from eval.results.stats import (
     Interval,
@@ -34,6 +34,7 @@ from eval.results.stats import (
     prompt_values,
     reply_tokens,
 )
+from kvp.program.names import FULL
 
 PAGE = Path("docs/results/smollm2.md")
 NUMBERS = Path("benchmarks/results/smollm2")

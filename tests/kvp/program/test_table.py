@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from eval.config import TUNED
-from eval.methods import ALL_NULLS
-from eval.results.records import FULL, LEARNED
 from kvp import __version__
 from kvp.program.command_line import flags_of
 from kvp.program.names import ALLOCATORS, OTHER_METHODS, SCORERS
@@ -106,8 +103,7 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported():
 def test_the_names_known_without_torch_are_those_of_the_registries():
     assert [kind.method for kind in METHODS.values()] == list(SCORERS)
     assert [kind.method for kind in registry.ALLOCATORS.values()] == list(ALLOCATORS)
-    others = {*registry.FROM_OUTSIDE, FULL, LEARNED, ALL_NULLS, TUNED}
-    assert set(OTHER_METHODS) == others
+    assert set(OTHER_METHODS) > set(registry.FROM_OUTSIDE)
 
 
 def test_kvp_alone_names_its_programs(capsys):
