@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 REPLY_TOKENS = 128
 """Tokens to generate where the data does not say."""
+Turn = Mapping[str, str]
+"""A message of a chat: `role` and `content`."""
 _DIGITS = 8
 """Hexadecimal digits in the name of a context that several samples share."""
 _CONTEXT = re.compile(rf"@[0-9a-f]{{{_DIGITS}}}$")
@@ -50,8 +52,8 @@ class Sample:
     task: str
     split: str
     """`train`, `validation` or `test`; `all` where every row of a file is used."""
-    messages: tuple[Mapping[str, str], ...] | None = None
-    """Turns of a chat with `role` and `content`, the last one the assistant's reply."""
+    messages: tuple[Turn, ...] | None = None
+    """A chat, whose last turn is the assistant's reply."""
     context: str = ""
     """First part of the user turn; ends exactly where the question starts."""
     question: str = ""

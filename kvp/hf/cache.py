@@ -36,7 +36,7 @@ PADDING, UNKNOWN = -1, -2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class PromptState:
     """What was decided when the latest prompt was read."""
 
     prompts: tuple[int, ...]
@@ -53,7 +53,7 @@ class EvictingCache(Cache):
         super().__init__(layers=list(layers))
         self.recorder: QueryRecorder | None = None
         """Receives the queries of every forward pass while it is set."""
-        self.turn: Turn | None = None
+        self.turn: PromptState | None = None
         """How much of it stays until the next prompt; None before the first one was read."""
         self.begun_at: int | None = None
         """Tokens seen when a pass began, -1 in a change of all layers; None after its end."""

@@ -30,7 +30,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokeniz
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, Undo, kvp_attention_set, share_change
-from kvp.hf.cache import EvictingCache, Turn
+from kvp.hf.cache import EvictingCache, PromptState
 from kvp.hf.calls import OPEN, Call, block_call, calling, refuse_inside_block
 from kvp.hf.kept import Kept
 from kvp.hf.model_access import check_mode, check_model, unwrap_model
@@ -445,5 +445,5 @@ def _shape(fed: Tensor) -> tuple[int, int]:
     return fed.shape[0], fed.shape[1]
 
 
-def _turn(cache: EvictingCache) -> Turn:
-    return Turn(prompts=tuple(cache.lengths), shrunk_at=cache.get_seq_length())
+def _turn(cache: EvictingCache) -> PromptState:
+    return PromptState(prompts=tuple(cache.lengths), shrunk_at=cache.get_seq_length())

@@ -16,10 +16,10 @@ from typing import Any
 
 from kvp.data.rows import forms
 from kvp.data.rows.files import Tally, files_of, other_form, read_rows, read_text
-from kvp.data.rows.forms import Document, Turn
+from kvp.data.rows.forms import Document
 from kvp.data.rows.values import RowError
 from kvp.data.splits import SPLITS, share_of, split_of
-from kvp.data.task import TaskSettings
+from kvp.data.task import TaskSettings, Turn
 
 Message = Mapping[str, Any]
 

@@ -13,9 +13,7 @@ from typing import Any
 from kvp.data.metrics import METRIC_NAMES, marked_number
 from kvp.data.rows.values import RowError, name_in, plain_row, text_of, texts_of
 from kvp.data.splits import split_of
-from kvp.data.task import REPLY_TOKENS, Sample
-
-Turn = Mapping[str, str]
+from kvp.data.task import REPLY_TOKENS, Sample, Turn
 
 _ROLES = {
     "user": "user", "prompter": "user", "human": "user",

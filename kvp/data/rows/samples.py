@@ -19,9 +19,17 @@ from kvp.data.encode import CHANGED, CHARACTERS, TokenCounter, encode
 from kvp.data.metrics import NONE, number_of_reference
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.files import Skipped, list_first
-from kvp.data.rows.forms import Document, Turn
+from kvp.data.rows.forms import Document
 from kvp.data.splits import ALL
-from kvp.data.task import REPLY_TOKENS, Sample, Source, TaskSettings, blank_sample, context_name
+from kvp.data.task import (
+    REPLY_TOKENS,
+    Sample,
+    Source,
+    TaskSettings,
+    Turn,
+    blank_sample,
+    context_name,
+)
 from kvp.program.names import plain_name
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from typing import Any
 
 from kvp.data.splits import Split, generated_split
 from kvp.data.synthetic.text import LISTS, draw_number, draw_own, people, town
+from kvp.data.task import Turn
 
-Turn = dict[str, str]
 _TALKS = json.loads((files("kvp.data") / "synthetic/dialogues.json").read_text(encoding="utf-8"))
 
 

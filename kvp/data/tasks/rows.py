@@ -20,8 +20,8 @@ from kvp.data.rows.documents import read_documents
 from kvp.data.rows.files import READERS, files_of, read_text
 from kvp.data.rows.samples import row_samples
 from kvp.data.splits import ALL, generated_split, share_of
-from kvp.data.synthetic.dialogues import Turn, generated_chat
-from kvp.data.task import Sample, Source, TaskSettings, blank_sample
+from kvp.data.synthetic.dialogues import generated_chat
+from kvp.data.task import Sample, Source, TaskSettings, Turn, blank_sample
 from kvp.errors import UsageError
 
 if TYPE_CHECKING:

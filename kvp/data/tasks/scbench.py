@@ -55,9 +55,9 @@ _REAL = re.compile(r"-?\d+(?:\.\d+)?")
 _CLASSES = "ABCD"
 _VERBS = ("thinks of", "looks for", "remembers", "talks about", "paints", "waits for", "describes")
 
-Turn = tuple[str, tuple[str, ...]]
+AskedQuestion = tuple[str, tuple[str, ...]]
 """A question and its answers."""
-SharedContext = tuple[str, Sequence[Turn]]
+SharedContext = tuple[str, Sequence[AskedQuestion]]
 """A context with the questions that are asked about it."""
 ContextMaker = Callable[[int], SharedContext]
 """Makes one context with any amount, from 0 on, of what surrounds the answers, which are drawn
@@ -179,7 +179,7 @@ def _parse_row(row: Mapping[str, Any], published: PublishedTask) -> SharedContex
     return context, parsed
 
 
-def _turn(turn: Mapping[str, Any], published: PublishedTask) -> Turn:
+def _turn(turn: Mapping[str, Any], published: PublishedTask) -> AskedQuestion:
     text, answers = column(turn, "input"), answers_of(turn, "answer")
     if published.metric == "first_number" and not all(map(_REAL.fullmatch, answers)):
         raise RowError(f"has the answer {answers[0]!r:.40}, which is no number")
@@ -197,7 +197,7 @@ def _shuffle_lines(
     inputs: SampleInputs,
     asked: Sequence[str],
     others: Iterator[str],
-    turns: Sequence[Turn],
+    turns: Sequence[AskedQuestion],
     frame: tuple[str, str, str],
 ) -> ContextMaker:
     """Lines in random order: `asked` and an amount of `others`; `frame`: before, between, after."""
@@ -222,7 +222,7 @@ def key_value(inputs: SampleInputs) -> ContextMaker:
             yield f"{json.dumps(key)}: {json.dumps(value)}"
 
     asked = keep_drawn(pairs("asked"))(TURNS)
-    turns: list[Turn] = []
+    turns: list[AskedQuestion] = []
     for pair in asked:
         key, value = pair.split(": ")
         question = f"Key: {key}\nThe value associated with the specified key is: "
@@ -242,7 +242,7 @@ def hash_hop(inputs: SampleInputs) -> ContextMaker:
             yield "\n".join(f"{name} = {value}" for name, value in pairwise(hashes))
 
     asked = keep_drawn(chains("asked"))(TURNS)
-    turns: list[Turn] = []
+    turns: list[AskedQuestion] = []
     for chain in asked:
         first, *_, last = chain.split()
         question = f"Start at {first} and follow {HOPS} assignments. Which hash do you arrive at?"
@@ -317,7 +317,7 @@ def many_shot(inputs: SampleInputs) -> ContextMaker:
                 yield f"{text} ({letters[kind]})"
 
     drawn = keep_drawn(examples())
-    turns: list[Turn] = []
+    turns: list[AskedQuestion] = []
     for turn in range(TURNS):
         kind = rng.randrange(len(topics))
         turns.append((sentence(rng, words[kind][turn]), (f"({letters[kind]})",)))
