@@ -58,7 +58,7 @@ class Text(NamedTuple):
     """The budget that it is of, where the page can choose one."""
 
 
-class Run:
+class PageData:
     """A results folder, and every number of it that is estimated or averaged."""
 
     def __init__(self, results: Results) -> None:
@@ -82,7 +82,7 @@ class Run:
         return [view["picture"] for view in self.views if view["picture"]]
 
 
-def render(run: Run) -> str:
+def render(data: PageData) -> str:
     """The page as HTML."""
     web = resources.files("eval.report") / "web"
     environment = Environment(
@@ -90,14 +90,14 @@ def render(run: Run) -> str:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters["packed"] = pack_text
-    shown, results = run.comparisons, run.results
+    shown, results = data.comparisons, data.results
     protocols = [(one, SEEN[one]) for one in dict.fromkeys(each.protocol for each in shown)]
     specs = sorted({spec for comparison in shown for spec in comparison.budgets}, key=budget_order)
     best = (comparison.best.budget for comparison in shown if comparison.best)
     script = (web / "page.js").read_text("utf-8").strip()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    with Progress("drawing", len(run.pictures)) as progress:
-        drawn = {picture.name: picture.inline for picture in progress.over(run.pictures)}
+    with Progress("drawing", len(data.pictures)) as progress:
+        drawn = {picture.name: picture.inline for picture in progress.over(data.pictures)}
     reading = [
         *(f"{one.measure.title.capitalize()}: {one.conditions}." for one in shown),
         *(f"Intervals, {one.measure.title}: {one.interval}." for one in shown),
@@ -109,25 +109,25 @@ def render(run: Run) -> str:
         generator=GENERATOR,
         title=f"KV-cache eviction on {model_name(results)}",
         unfinished=unfinished_work(results),
-        subtitles=run.measured,
+        subtitles=data.measured,
         style=(web / "page.css").read_text("utf-8").strip(),
         script=script,
         protocols=[("", protocols[0][1])] if len(protocols) == 1 else [("", "both"), *protocols],
         budgets=specs,
         budget=next(best, (specs or [""])[-1]),
-        run=run,
+        data=data,
         drawn=drawn,
         reading=dict.fromkeys(reading) if shown else (),
         answers=answers(shown),
         facts=_facts_table(results),
         commands=commands(results.manifest),
-        csv=pandas.concat([pandas.DataFrame(), *run.numbers], ignore_index=True).to_csv(
+        csv=pandas.concat([pandas.DataFrame(), *data.numbers], ignore_index=True).to_csv(
             index=False, float_format="%.6g"
         ),
     )
 
 
-def _view(run: Run, comparison: Comparison, numbers: pandas.DataFrame) -> dict[str, Any]:
+def _view(data: PageData, comparison: Comparison, numbers: pandas.DataFrame) -> dict[str, Any]:
     """What the template shows of a comparison: `protocol` is the only one with which the page does,
     `folded` are more tables, of `numbers` (`eval.results.frame.tidy`).
     """
@@ -135,25 +135,25 @@ def _view(run: Run, comparison: Comparison, numbers: pandas.DataFrame) -> dict[s
     measure = comparison.measure.title.removesuffix(", %").capitalize()
     picture = table = None
     if comparison.cells:
-        picture = _picture(run, comparison, name, measure)
+        picture = _picture(data, comparison, name, measure)
         table = tables.some_settings(comparison, tables.main_settings(comparison))
     return {
         "ident": name,
         "title": f"{measure}, {SEEN[comparison.protocol]}",
         "protocol": comparison.protocol,
-        "texts": list(_sentences(run, comparison)),
+        "texts": list(_sentences(data, comparison)),
         "picture": picture,
         "table": table,
-        "folded": _folded_tables(run, comparison, numbers),
+        "folded": _folded_tables(data, comparison, numbers),
     }
 
 
-def _picture(run: Run, comparison: Comparison, name: str, measure: str) -> Picture:
+def _picture(data: PageData, comparison: Comparison, name: str, measure: str) -> Picture:
     best, shown, tasks = comparison.best, drawn_settings(comparison), comparison.sorted.tasks
     of = f" of {tasks[0]}" if len(tasks) == 1 else ""
     title = [
         f"{measure}{of}, {SEEN[comparison.protocol]}",
-        f"{model_name(run.results)}, at most {run.results.setting('length')} tokens",
+        f"{model_name(data.results)}, at most {data.results.setting('length')} tokens",
         *["unfinished: ranks no method"] * bool(comparison.unfinished),
     ]
     which = "each method in its tuned or default setting"
@@ -164,12 +164,12 @@ def _picture(run: Run, comparison: Comparison, name: str, measure: str) -> Pictu
     which += f"; not drawn: {', '.join(left_out)}" * bool(left_out)
     return Picture(
         name=name,
-        figure=figures.quality(comparison, shown, run.styles, title),
+        figure=figures.quality(comparison, shown, data.styles, title),
         caption=f"{measure} against budget, {which}.",
     )
 
 
-def _sentences(run: Run, comparison: Comparison) -> Iterator[Text]:
+def _sentences(data: PageData, comparison: Comparison) -> Iterator[Text]:
     """The sentences on a comparison, budget by budget, without those at the top of the page."""
     if comparison.sorted.apart and not comparison.unfinished:
         yield Text(comparison.sorted.apart, "note")
@@ -179,7 +179,7 @@ def _sentences(run: Run, comparison: Comparison) -> Iterator[Text]:
         if best := comparison.best_at(spec):
             main, *others = findings(comparison, best)
             yield Text(main, "summary", spec)
-            if saved := savings(comparison, best, run.timings):
+            if saved := savings(comparison, best, data.timings):
                 yield Text(saved, "saved", spec)
             yield from (Text(text, budget=spec) for text in others)
     yield from map(Text, smallest_budgets(comparison))
@@ -187,10 +187,10 @@ def _sentences(run: Run, comparison: Comparison) -> Iterator[Text]:
 
 
 def _folded_tables(
-    run: Run, comparison: Comparison, numbers: pandas.DataFrame
+    data: PageData, comparison: Comparison, numbers: pandas.DataFrame
 ) -> dict[str, tuple[str, list[Table]]]:
     """Titles and tables by name, those without a table left out."""
-    timed = [timing for timing in run.timings if timing.protocol == comparison.protocol]
+    timed = [timing for timing in data.timings if timing.protocol == comparison.protocol]
     specs = comparison.budgets if len(comparison.sorted.tasks) > 1 else ()
     few = len(comparison.settings) <= tables.FEW
     parts: dict[str, tuple[str, list[Table]]] = {
@@ -230,7 +230,7 @@ def run(config: ReportConfig) -> None:
     png = Path(config.png) if config.png else None
     refuse_others(out, GENERATOR, "kvp report")
     results = load_results(folder)
-    whole = Run(results)
+    whole = PageData(results)
     page = render(whole).encode("utf-8", "backslashreplace")
     if png:
         for picture in whole.pictures:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import kvp
-from eval.report.page import Run, render
+from eval.report.page import PageData, render
 from eval.results.folder import load_results
 from eval.results.records import SETTING_FIELDS, key_of, seal
 from kvp.artifacts.files import JsonLines
@@ -38,7 +38,7 @@ def _change(folder, name, **changes):
 
 
 def _page(folder):
-    return render(Run(load_results(folder)))
+    return render(PageData(load_results(folder)))
 
 
 def test_a_report_follows_the_plan_whichever_process_wrote_first(tmp_path, write_results):
