@@ -90,7 +90,7 @@ def _sides(method: Given) -> tuple[str | Scorer, str | Allocator | None]:
     return make_scorer(scorer), None if rule is None else make_allocator(rule)
 
 
-def text_of(method: Given) -> str:
+def recorded_spec(method: Given) -> str:
     """How the settings of a run record a method."""
     if isinstance(method, str):
         return method

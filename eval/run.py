@@ -28,7 +28,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
 from eval.evaluate import Bench, evaluate_prompt, evaluate_together, identify
-from eval.methods import Method, file_digests, policies_of, text_of, trained_tasks
+from eval.methods import Method, file_digests, policies_of, recorded_spec, trained_tasks
 from eval.prepare import Loaded, Prepared, Work, methods_of, prepare
 from eval.results.comparison import compare_all
 from eval.results.folder import (
@@ -98,7 +98,7 @@ def run(
         device = device_of_rank(config.device, config.worker)
         config = replace(config, device=device, rank=0, world_size=1)
     methods = methods_of(config)
-    config = replace(config, methods=",".join(map(text_of, config.method_list)))
+    config = replace(config, methods=",".join(map(recorded_spec, config.method_list)))
     if config.dry_run:
         prepared = _prepare(config, methods, loaded)
         return estimate(load_bench(config, prepared.methods, loaded), prepared)

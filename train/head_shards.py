@@ -40,7 +40,7 @@ def own_heads(config: TrainConfig) -> TrainConfig:
     rank = rank_of(None, None)
     if not rank.shared:
         return replace(config, heads=None)
-    heads = heads_of(rank, load_metadata(place(config.traces))[1].geometry.total_kv_heads)
+    heads = share_of_heads(rank, load_metadata(place(config.traces))[1].geometry.total_kv_heads)
     return replace(
         config,
         heads=f"{heads.start}:{heads.stop}",
@@ -49,7 +49,7 @@ def own_heads(config: TrainConfig) -> TrainConfig:
     )
 
 
-def heads_of(rank: Rank, total: int) -> range:
+def share_of_heads(rank: Rank, total: int) -> range:
     """Consecutive heads of a process, as many as every other's or one more; UsageError for none."""
     if rank.count > total:
         raise UsageError(f"--heads auto: {rank.count} processes, but only {total} KV heads")

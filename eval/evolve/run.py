@@ -124,7 +124,7 @@ class PromptSet:
         return seen
 
 
-def run_search(config: EvolveConfig) -> None:
+def run(config: EvolveConfig) -> None:
     """Run kvp evolve; raises KvpError on anything the user can mend."""
     identity = {**config.identity(), "input_files": input_digests(config)}
     if config.policies:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kvp.artifacts.files import digest_json
 from kvp.artifacts.manifest import portable, sha256_input
-from kvp.data.rows.samples import name_of, row_samples
+from kvp.data.rows.samples import data_name, row_samples
 from kvp.data.task import NoPromptError, Sample, Source, TaskSettings
 from kvp.data.tasks import GROUPS, ROWS_ONLY, RULER, build_samples, expand_tasks, find_task
 from kvp.data.tasks.rows import CHAT, DialogueTask
@@ -75,7 +75,7 @@ def open_source(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> S
     a length too small.
     """
     parts = parts_of(str(settings.data))
-    names = [part if part in _GENERATED else name_of(part) for part in parts]
+    names = [part if part in _GENERATED else data_name(part) for part in parts]
     if len(set(names)) < len(names):  # ids of samples begin with them
         alike = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"--data: two parts are called {alike}; rename one of the files")

@@ -80,7 +80,7 @@ def compress(
     model whose contexts engines cannot go on from, and CacheError as `context_of`.
     """
     inner, protection = unwrap_model(model), protection_of(protection)
-    check_model(inner)
+    check_context_model(inner)
     ids, asked = context_ids(text, tokenizer), parse_budget(budget)
     check_length(len(ids), context_limit(inner.config))
     kept = kept_rows(asked, len(ids), least=protection.tokens)
@@ -106,10 +106,10 @@ def context_of(
 
     Raises UsageError where the cache has another number of tokens, several rows, or heads whose
     different numbers of tokens are not multiples of `MULTIPLE`; CacheError where keys or values are
-    not finite; ModelError as `check_model` and for soft prompts.
+    not finite; ModelError as `check_context_model` and for soft prompts.
     """
     inner = unwrap_model(model)
-    check_model(inner)
+    check_context_model(inner)
     seen = cache.get_seq_length()
     if seen != len(token_ids):
         raise UsageError(f"this cache has seen {seen} tokens, not the {len(token_ids)} given")
@@ -135,7 +135,7 @@ def load_context(context: Context | str | Path, model: PreTrainedModel) -> Cache
     another model, another dtype or other adapters made.
     """
     inner = unwrap_model(model)
-    check_model(inner)
+    check_context_model(inner)
     if not isinstance(context, Context):
         context = read_context(Path(context))
     context.facts.check(**_facts_of(inner))
@@ -164,7 +164,7 @@ def _uneven_cache(context: Context, devices: Sequence[torch.device]) -> Evicting
     return EvictingCache(layers)
 
 
-def check_model(model: PreTrainedModel) -> None:
+def check_context_model(model: PreTrainedModel) -> None:
     """Raise ModelError, in one line, for a model whose contexts no engine goes on from."""
     config = model.config.get_text_config(decoder=True)
     kind = f"model type {model.config.model_type!r}"

@@ -107,7 +107,7 @@ PROGRAMS = {
     ),
     "evolve": Program(
         "eval.config:EvolveConfig",
-        "eval.evolve.run:run_search",
+        "eval.evolve.run:run",
         "Choose budgets per layer by evolution (EvolKV). Writes budgets.json, which any method "
         "uses as allocator `evolved:FILE`. Interrupted searches resume.",
         (

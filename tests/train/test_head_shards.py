@@ -15,7 +15,7 @@ from kvp.program.settings import Rank
 from kvp.program.table import run_program, train
 from policies.policy_files import POLICY, load_policy, load_shard
 from train.config import TrainConfig
-from train.head_shards import heads_of, own_heads
+from train.head_shards import own_heads, share_of_heads
 
 merge = partial(run_program, "merge")
 
@@ -143,12 +143,12 @@ def test_heads_and_devices_that_cannot_be(settings, message, store, tmp_path, ca
 
 @pytest.mark.parametrize(("count", "total"), [(1, 4), (2, 4), (3, 20), (7, 112), (112, 112)])
 def test_every_head_has_one_process(count, total):
-    shares = [heads_of(Rank(index=index, count=count), total) for index in range(count)]
+    shares = [share_of_heads(Rank(index=index, count=count), total) for index in range(count)]
     assert [head for share in shares for head in share] == list(range(total))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert min(map(len, shares)) >= 1
     with pytest.raises(UsageError, match=rf"auto: {total + 1} processes, but only {total} "):
-        heads_of(Rank(index=0, count=total + 1), total)
+        share_of_heads(Rank(index=0, count=total + 1), total)
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def row_samples(
     documents, tally = read_documents(data, flag, settings)
     of_split = [document for document in documents if settings.split in (document.split, ALL)]
     random.Random(f"order/{settings.split}/{settings.seed}").shuffle(of_split)
-    name = name_of(data)
+    name = data_name(data)
     count = TokenCounter(tokenizer, settings.length)
     blank = blank_sample(settings, task or name, "")
     maker = _SampleMaker(settings, count, blank, dialogues)
@@ -78,7 +78,7 @@ def row_samples(
     return Source.of(samples, notes)
 
 
-def name_of(data: str) -> str:
+def data_name(data: str) -> str:
     """What samples of `data` are called: the file's name without its suffix."""
     path = Path(data)
     return path.name.partition(".")[0] or path.name if path.exists() else data.rsplit("/", 1)[-1]
