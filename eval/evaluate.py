@@ -31,8 +31,8 @@ from kvp.plugins import own_errors
 from kvp.ranking import EMPTY_SLOT
 from kvp.scoring import ALL_QUERIES, Needs
 
-CHARACTERS = 2000
-"""Of a question or a given reply in a record at most."""
+LONGEST_TEXT = 2000
+"""Longest question or given reply that a record holds, characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,5 +355,5 @@ def _evidence_fields(evidence: Sequence[int], kept: Tensor, cached: int) -> dict
 def _text_fields(bench: Bench, prompt: Prompt) -> Fields:
     sample, turns = prompt.sample, prompt.sample.messages
     question = turns[-2]["content"] if turns else sample.question + sample.answer_prefix
-    reply = bench.text(list(prompt.encoded.reply_ids))[:CHARACTERS] if prompt.forced else None
-    return {"question": question[-CHARACTERS:], "reply": reply}
+    reply = bench.text(list(prompt.encoded.reply_ids))[:LONGEST_TEXT] if prompt.forced else None
+    return {"question": question[-LONGEST_TEXT:], "reply": reply}

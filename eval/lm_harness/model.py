@@ -45,7 +45,7 @@ _OF_HFLM = (
 _SETTINGS = "settings of kvp"
 
 LogLikelihood = tuple[float, bool]
-"""Of a continuation, in nats, and whether greedy decoding would give it."""
+"""Log-likelihood of a continuation, nats, and whether greedy decoding would give it."""
 Request = tuple[tuple[str, str] | None, list[int], list[int]]
 """Context and continuation as text (None: a window of a running text) and as token ids."""
 

@@ -13,10 +13,10 @@ from eval.results.records import READABLE, Record, group_by
 from eval.results.settings import MethodSetting
 from kvp.program.names import FULL
 
-LETTERS = 400
-"""Of an answer on the page at most."""
-BYTES = 500_000
-"""Of all compressed answers of a run at most; where they are more, fewer prompts are shown."""
+SHOWN_CHARACTERS = 400
+"""Characters of an answer that the page shows at most."""
+MOST_BYTES = 500_000
+"""Bytes of all compressed answers of a run at most; beyond them fewer prompts are shown."""
 _OF_PROMPT = ("protocol", "task", "example", "question", "references", "reply", "nll")
 _OF_ANSWER = ("family", "label", "policy", "budget_spec", "score", "nll", "reply_tokens")
 
@@ -31,7 +31,7 @@ def answers(comparisons: Sequence[Comparison]) -> tuple[str, str] | None:
     """The first prompts of every task, those set apart last, each method in its chosen setting.
 
     A caption, and JSON: a list of prompts (`_shown_prompt`). None without any. `READABLE` prompts
-    per task at most, and as few as make less than `BYTES`.
+    per task at most, and as few as make less than `MOST_BYTES`.
     """
     tasks = []
     for comparison in comparisons:
@@ -52,7 +52,7 @@ def answers(comparisons: Sequence[Comparison]) -> tuple[str, str] | None:
             for records in sorted(prompts, key=lambda rows: "question" not in rows[0])[:count]
         ]
         content = json.dumps(shown, separators=(",", ":"))
-        if len(pack_text(content)) <= BYTES:
+        if len(pack_text(content)) <= MOST_BYTES:
             break
     most = max(map(len, tasks))
     which = f"{min(count, most)} of up to {most} prompts per task, each method in the setting of "
@@ -64,7 +64,10 @@ def _shown_prompt(records: Sequence[Record]) -> Record:
     return {name: records[0].get(name) for name in _OF_PROMPT} | {
         "answers": [
             {name: record.get(name) for name in _OF_ANSWER}
-            | {"evidence": _evidence(record), "text": (record["prediction"] or "")[:LETTERS]}
+            | {
+                "evidence": _evidence(record),
+                "text": (record["prediction"] or "")[:SHOWN_CHARACTERS],
+            }
             for record in records
         ]
     }

@@ -33,7 +33,7 @@ class Timing:
     cache_bytes: float
     bytes_to_full: float | None
     flops: float | None
-    """Of compression, as a share of the prefill's; None where they were not counted."""
+    """Operations of compression, as a share of the prefill's; None where they were not counted."""
     prefill: Interval | None
     evict: Interval | None
     evict_to_prefill: Interval | None

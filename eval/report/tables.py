@@ -34,7 +34,7 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     families: Sequence[str] = ()
-    """Of each row the family that it is about, where the page can choose some."""
+    """Family that each row is about, where the page can choose some."""
     budget: str = ""
     """The budget that it is of, where the page can choose one."""
 

@@ -179,7 +179,7 @@ def find_smallest_budget(differences: Mapping[str, Interval]) -> tuple[str | Non
 
 
 def prompts_to_hold(difference: Interval) -> int:
-    """The same, with which its interval would stay above minus `RESOLUTION`."""
+    """Prompts with which the interval would stay above minus `RESOLUTION`."""
     ratio = (difference.mean - difference.low) / (difference.mean + RESOLUTION)
     return math.ceil(difference.prompts * ratio**2)
 

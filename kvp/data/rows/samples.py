@@ -90,7 +90,7 @@ class _SampleMaker:
 
     settings: TaskSettings
     count: TokenCounter
-    """Of all samples: questions share contexts, which are tokenised once."""
+    """Counts the tokens of all samples: questions share contexts, which are tokenised once."""
     blank: Sample
     dialogues: bool
     skipped: list[Skipped] = field(default_factory=list)

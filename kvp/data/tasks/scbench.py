@@ -335,4 +335,4 @@ CONTEXTS: Mapping[str, Callable[[SampleInputs], ContextMaker]] = {
     "scbench_mf": math_find,
     "scbench_many_shot": many_shot,
 }
-"""Of the tasks that are generated."""
+"""Makers of the tasks that are generated, by name."""
