@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -191,7 +192,16 @@ class Task(Protocol):
         """Score of a generated answer from 0 to 1; not called for samples of metric `none`."""
 
 
+def sample_id(name: str, settings: TaskSettings, part: int | str) -> str:
+    """Id of a sample, by which a resumed run knows it; `name` is that of its task or its data."""
+    return f"{name}/{settings.split}/{settings.seed}/{part}"
+
+
+def shuffle_in_order(items: list[Any], settings: TaskSettings) -> None:
+    """Shuffle what a split has of some data; the split and the seed draw the order."""
+    random.Random(f"order/{settings.split}/{settings.seed}").shuffle(items)
+
+
 def blank_sample(settings: TaskSettings, task: str, name: str) -> Sample:
     """A sample without content, to be filled in; `name` makes its id unique within the task."""
-    identifier = f"{task}/{settings.split}/{settings.seed}/{name}"
-    return Sample(id=identifier, task=task, split=settings.split)
+    return Sample(id=sample_id(task, settings, name), task=task, split=settings.split)

@@ -7,7 +7,6 @@ used is skipped and counted, as everywhere (`kvp.data.rows`).
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,15 @@ from kvp.data.encode import encode
 from kvp.data.rows.files import READERS, Row, Tally, files_of, read_rows
 from kvp.data.rows.values import RowError, text_of, texts_of
 from kvp.data.splits import ALL, split_of
-from kvp.data.task import NoPromptError, Sample, Source, TaskSettings, context_of
+from kvp.data.task import (
+    NoPromptError,
+    Sample,
+    Source,
+    TaskSettings,
+    context_of,
+    sample_id,
+    shuffle_in_order,
+)
 from kvp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +59,7 @@ def benchmark_source(
         )
     tally.check(f"--data {data}", usable, f"can be used for {task}")
     of_split = [row for row in usable if settings.split in (ALL, split_of(row[1][0]))]
-    random.Random(f"order/{settings.split}/{settings.seed}").shuffle(of_split)
+    shuffle_in_order(of_split, settings)
     samples: list[Sample] = []
     for location, (_, make) in of_split:
         if len(samples) >= settings.count:
@@ -65,7 +72,7 @@ def benchmark_source(
     for number, sample in enumerate(samples[: settings.count]):
         shared = context_of(sample.id)  # the whole id where its context is its own
         end = "" if shared == sample.id else shared
-        named.append(replace(sample, id=f"{task}/{settings.split}/{settings.seed}/{number}{end}"))
+        named.append(replace(sample, id=sample_id(task, settings, f"{number}{end}")))
     return Source.of(named, tally.notes(f"--data {data}: {task}"))
 
 

@@ -7,7 +7,6 @@ the context ends before the final message of the user. One dialogue never serves
 
 from __future__ import annotations
 
-import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,8 @@ from kvp.data.task import (
     Turn,
     blank_sample,
     context_name,
+    sample_id,
+    shuffle_in_order,
 )
 from kvp.program.names import plain_name
 
@@ -54,7 +55,7 @@ def row_samples(
     """
     documents, tally = read_documents(data, flag, settings)
     of_split = [document for document in documents if settings.split in (document.split, ALL)]
-    random.Random(f"order/{settings.split}/{settings.seed}").shuffle(of_split)
+    shuffle_in_order(of_split, settings)
     name = data_name(data)
     count = TokenCounter(tokenizer, settings.length)
     blank = blank_sample(settings, task or name, "")
@@ -65,7 +66,7 @@ def row_samples(
     samples = [
         replace(
             sample,
-            id=f"{name}/{settings.split}/{settings.seed}/{number}"
+            id=sample_id(name, settings, number)
             + (context_name(sample.context) if asked[sample.context] > 1 else ""),
         )
         for number, sample in enumerate(first)

@@ -32,7 +32,7 @@ from kvp.data.synthetic.text import (
     keep_drawn,
     word_pool,
 )
-from kvp.data.task import NoPromptError, Sample, Source, TaskSettings
+from kvp.data.task import NoPromptError, Sample, Source, TaskSettings, sample_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -332,33 +332,31 @@ RULER_13 = (*(name for name in RULER_TASKS if name != "vt_0shot"), "qa_1", "qa_2
 
 def generate(
     task: str,
+    settings: TaskSettings,
     *,
     count_tokens: CountTokens,
-    length: int,
-    seed: int,
     index: int,
-    split: str,
     essays: str | None = None,
     attempt: int = 0,
 ) -> Sample:
     """The `index`-th sample of `task` with as much haystack as fits: a pure function.
 
-    `length` decides the variant (RULER has another word list from 4,096 tokens on) and is the most
-    tokens of the prompt, by `count_tokens`. `essays` is the running text of the essay haystacks,
-    `None` for the generated prose. Another `attempt` draws other needles.
+    `settings.length` decides the variant (RULER has another word list from 4,096 tokens on) and is
+    the most tokens of the prompt, by `count_tokens`. `essays` is the running text of the essay
+    haystacks, `None` for the generated prose. Another `attempt` draws other needles.
     Raises UsageError for an unknown split, NoPromptError when the smallest prompt does not fit.
     """
-    name = f"{task}/{split}/{seed}/{index}"
+    name = sample_id(task, settings, index)
     inputs = SampleInputs(
         name=f"{name}/{attempt}" if attempt else name,
-        split=generated_split(split),
-        length=length,
+        split=generated_split(settings.split),
+        length=settings.length,
         essays=essays,
     )
     make, smallest = MAKERS[task](inputs, count_tokens)
     sample = find_largest(
-        make, count_tokens, limit=length, smallest=smallest, what=task, probe=PROBE,
-        most=max(length, smallest),  # each unit is a token at least
+        make, count_tokens, limit=settings.length, smallest=smallest, what=task, probe=PROBE,
+        most=max(settings.length, smallest),  # each unit is a token at least
     )  # fmt: skip
     return replace(sample, id=name, task=task)
 
@@ -383,11 +381,9 @@ class RulerTask(ScoredByMetric):
             try:
                 return generate(
                     self.name,
+                    settings,
                     count_tokens=lambda sample: encode(sample, tokenizer).prompt_length,
-                    length=settings.length,
-                    seed=settings.seed,
                     index=index,
-                    split=settings.split,
                     essays=essays or None,
                     attempt=attempt,
                 )

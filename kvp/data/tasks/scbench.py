@@ -41,7 +41,7 @@ from kvp.data.synthetic.text import (
     keep_drawn,
     people,
 )
-from kvp.data.task import Sample, Source, TaskSettings, blank_sample, context_name
+from kvp.data.task import Sample, Source, TaskSettings, blank_sample, context_name, sample_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -113,11 +113,11 @@ class ScbenchTask(ScoredByMetric):
     def _make_source(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Sample i is question i modulo `TURNS` of context i divided by it."""
         split = generated_split(settings.split)
-        prefix = f"{self.name}/{split}/{settings.seed}"
 
         @lru_cache(maxsize=1)
         def context(index: int) -> Sequence[Sample]:
-            inputs = SampleInputs(name=f"{prefix}/{index}", split=split, length=settings.length)
+            name = sample_id(self.name, settings, index)
+            inputs = SampleInputs(name=name, split=split, length=settings.length)
             maker = CONTEXTS[self.name](inputs)
             return find_largest(
                 lambda amount: self._samples(maker(amount), settings),
@@ -127,7 +127,8 @@ class ScbenchTask(ScoredByMetric):
 
         def make(index: int) -> Sample:
             sample = context(index // TURNS)[index % TURNS]
-            return replace(sample, id=f"{prefix}/{index}{context_name(sample.context)}")
+            part = f"{index}{context_name(sample.context)}"
+            return replace(sample, id=sample_id(self.name, settings, part))
 
         if settings.count:
             make(0)  # a length too small shows now

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from kvp import nano
 from kvp.data.encode import encode, evidence_tokens, find_largest
-from kvp.data.task import Sample
+from kvp.data.task import Sample, TaskSettings
 from kvp.data.tasks.ruler import RULER_TASKS, generate
 from kvp.errors import UsageError
 
@@ -86,8 +86,8 @@ def nano_tokenizer():
 def test_pieces_give_the_tokens_of_the_whole(task, nano_tokenizer):
     tokenizer = nano_tokenizer
     sample = generate(
-        task, count_tokens=lambda sample: len(sample.text) // 3, length=900, seed=1, index=0,
-        split="test",
+        task, TaskSettings(length=900, seed=1, split="test"),
+        count_tokens=lambda sample: len(sample.text) // 3, index=0,
     )  # fmt: skip
     whole = tokenizer.apply_chat_template(
         [{"role": "user", "content": sample.context + sample.question}],

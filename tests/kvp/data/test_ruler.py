@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from kvp.data.splits import SPLITS, split_of
+from kvp.data.task import TaskSettings
 from kvp.data.tasks.ruler import RULER_TASKS, generate
 from kvp.errors import UsageError
 
@@ -20,12 +21,9 @@ def count(sample):
     return len(re.findall(r"\d|[^\W\d]+|[^\w\s]|_", sample.text))
 
 
-def make(task, **changes):
-    arguments = {
-        "count_tokens": count, "length": 1500, "seed": 3, "index": 0, "split": "test",
-        "essays": ESSAYS,
-    }  # fmt: skip
-    return generate(task, **(arguments | changes))
+def make(task, index=0, **changes):
+    settings = TaskSettings(**{"length": 1500, "seed": 3, "split": "test", **changes})
+    return generate(task, settings, count_tokens=count, index=index, essays=ESSAYS)
 
 
 def test_needle_haystack_has_one_needle_a_line_with_different_keys():
@@ -101,7 +99,8 @@ def made(task):
         counts.append(len(re.findall(r"\w+|[^\w\s]", sample.text)))
         return counts[-1]
 
-    sample = generate(task, count_tokens=count, length=LENGTH, seed=0, index=0, split="test")
+    settings = TaskSettings(length=LENGTH, split="test")
+    sample = generate(task, settings, count_tokens=count, index=0)
     return sample, counts
 
 

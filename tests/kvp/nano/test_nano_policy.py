@@ -10,6 +10,7 @@ import pytest
 import kvp
 from kvp import compress, evicting, load_model, load_policy, prefill_and_evict
 from kvp.data.metrics import string_match_all
+from kvp.data.task import TaskSettings
 from kvp.data.tasks.ruler import generate
 from kvp.errors import KvpError, ModelError
 from kvp.geometry import check_geometry
@@ -52,8 +53,8 @@ def test_answers_with_the_whole_cache_and_with_an_eighth(task, share):
     scores = []
     for index in range(6):
         sample = generate(
-            task, count_tokens=lambda sample: len(tokenizer(sample.text)["input_ids"]),
-            length=480, seed=11, index=index, split="test",
+            task, TaskSettings(length=480, seed=11, split="test"), index=index,
+            count_tokens=lambda sample: len(tokenizer(sample.text)["input_ids"]),
         )  # fmt: skip
         chat = [{"role": "user", "content": sample.context + sample.question}]
         prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
