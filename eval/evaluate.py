@@ -294,7 +294,7 @@ def keep(
     for same in by_ranking.values():
         scorer = same[0].scorer
         assert scorer is not None, "the full cache keeps everything"
-        choices = [(one.tokens(tokens), one.protection, one.rule) for one in same]
+        choices = [(one.tokens(tokens), one.protection, one.allocator_object) for one in same]
         for number, (kept,) in choose(start, scorer, choices, future):
             yield same[number], kept
 

@@ -39,7 +39,7 @@ class Method(MethodSetting):
 
     scorer: Scorer | None = field(default=None, compare=False)
     """What ranks the tokens; None for the full cache."""
-    rule: Allocator | None = field(default=None, compare=False)
+    allocator_object: Allocator | None = field(default=None, compare=False)
     """What splits the budget over the heads; None: equally."""
     written: tuple[Specification | None, Specification | None] = field(
         default=(None, None), compare=False
@@ -156,7 +156,8 @@ def _refuse_namesakes(methods: Iterable[Method]) -> None:
     """Raise UsageError where two scorers or allocators of a user's own share a name."""
     named: dict[tuple[bool, str], Specification] = {}
     for method in methods:
-        for made, written in zip((method.scorer, method.rule), method.written, strict=True):
+        both = (method.scorer, method.allocator_object)
+        for made, written in zip(both, method.written, strict=True):
             if made is None or written is None or isinstance(made, Options):
                 continue
             if named.setdefault((isinstance(made, Allocator), made.name), written) != written:
@@ -214,9 +215,8 @@ def with_allocator(method: Method, spec: str | Allocator) -> Method:
     except UsageError as error:
         raise UsageError(f"--methods, --allocators: {error}") from None
     used, both = None if rule.name == UNIFORM else rule, (method.written[0], written)
-    return replace(
-        method, allocator=rule.name, self_sized=sizes_itself(rule), rule=used, written=both
-    )
+    named = replace(method, allocator=rule.name, self_sized=sizes_itself(rule))
+    return replace(named, allocator_object=used, written=both)
 
 
 def registered_method(spec: str, seed: int) -> Method:
@@ -256,8 +256,8 @@ def check_geometries(methods: Sequence[Method], geometry: Geometry) -> None:
     """Raise PolicyError where a policy or budget file is of another geometry than the model's."""
     for method in methods:
         check_geometry(method.scorer, geometry)
-        if isinstance(method.rule, Evolved):
-            method.rule.check(layers=geometry.layers, kv_heads=geometry.kv_heads)
+        if isinstance(method.allocator_object, Evolved):
+            method.allocator_object.check(layers=geometry.layers, kv_heads=geometry.kv_heads)
 
 
 def file_digests(policies: Sequence[str], methods: Sequence[Method]) -> dict[str, str]:
@@ -267,8 +267,8 @@ def file_digests(policies: Sequence[str], methods: Sequence[Method]) -> dict[str
     }
     digests = {label: sha256_file(source.folder / INDEX) for label, source in sources.items()}
     for method in methods:
-        if isinstance(method.rule, Evolved):
-            digests[method.allocator] = sha256_file(budget_path(method.rule.file))
+        if isinstance(method.allocator_object, Evolved):
+            digests[method.allocator] = sha256_file(budget_path(method.allocator_object.file))
         if isinstance(method.scorer, KVzap):
             digests[method.scorer.name] = method.scorer.digest
     return digests

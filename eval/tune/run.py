@@ -161,8 +161,8 @@ class Tuning:
         protection = self.protected if method.protected else None
         runs: Iterable[Method] = (method,)
         if method.method == LEARNED:
-            rule = method.rule or method.allocator
-            runs = (with_allocator(run, rule) for run in search.runs)
+            allocator = method.allocator_object or method.allocator
+            runs = (with_allocator(run, allocator) for run in search.runs)
         return [run.at(budget, protection) for run in runs for budget in self.budgets]
 
     def score(self, file: RecordFile, search: Search, method: Method) -> Scored:

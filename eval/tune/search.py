@@ -71,12 +71,12 @@ class Search:
 
     def grids(self, setting: Method) -> dict[str, Sequence[Any]]:
         """Values of what can be changed about a setting, by where they stand in it."""
-        searched = self.allocator_options and isinstance(setting.rule, Options)
-        rule = getattr(setting.rule, "grid", {}) if searched else {}
+        searched = self.allocator_options and isinstance(setting.allocator_object, Options)
+        options = getattr(setting.allocator_object, "grid", {}) if searched else {}
         return {
             **{f"scorer.{name}": values for name, values in self.options.items()},
-            "rule": self.allocators,
-            **{f"rule.{name}": values for name, values in rule.items()},
+            "allocator_object": self.allocators,
+            **{f"allocator_object.{name}": values for name, values in options.items()},
             "protected": tuple(dict.fromkeys(one.protected for one in self.start)),
         }
 
@@ -108,7 +108,7 @@ def _with_value(setting: Method, name: str, value: Any) -> Method | None:  # noq
     except UsageError:
         even = type(value) is int and value % 2 == 0
         return _with_value(setting, name, value + 1) if even else None
-    if owner == "rule":
+    if owner == "allocator_object":
         return with_allocator(setting, made)
     if option:
         return replace(setting, scorer=made, variant=method_of(made).variant)
@@ -117,8 +117,9 @@ def _with_value(setting: Method, name: str, value: Any) -> Method | None:  # noq
 
 def _unseen(search: Search, ranked: Sequence[Method], name: str) -> Sequence[Method | None]:
     """The best setting that can have it, with every value that none has had."""
-    rule = type(ranked[0].rule)
-    able = [one for one in ranked if not name.startswith("rule.") or type(one.rule) is rule]
+    kind = type(ranked[0].allocator_object)
+    alike = [one for one in ranked if type(one.allocator_object) is kind]
+    able = alike if name.startswith("allocator_object.") else ranked
     seen = list(map(attrgetter(name), able))
     values = [value for value in search.grids(ranked[0])[name] if value not in seen]
     changed = ([_with_value(one, name, value) for value in values] for one in able)
@@ -132,7 +133,8 @@ def _neighbours(
 
     With `tried`, only to numbers beyond all that were tried with the same allocator.
     """
-    alike = [one for one in tried or () if type(one.rule) is type(setting.rule)]
+    kind = type(setting.allocator_object)
+    alike = [one for one in tried or () if type(one.allocator_object) is kind]
     for name, values in search.grids(setting).items():
         value = attrgetter(name)(setting)
         numbers = list(filter(_is_number, values))

@@ -88,7 +88,7 @@ def test_allocators_apply_to_methods_that_name_none():
         ("full", "uniform"), ("snapkv", "uniform"), ("snapkv+global", "global"),
         ("tova+ada", "ada"),
     ]  # fmt: skip
-    assert methods[1].rule is None
+    assert methods[1].allocator_object is None
     assert methods[1].scorer is methods[2].scorer
     assert methods[1].ranking == methods[2].ranking
     presets = ["snapkv(window=9)+ada(safeguard=0.5)", "h2o+global:kvzip"]
