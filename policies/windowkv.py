@@ -77,7 +77,7 @@ class WindowKV(Heuristic):
         "observed": (AUTO, 2, 4, 8, 16, 32),
         "top": (AUTO, 1, 2, 4, 8, 16),
         "per_head": (False, True),
-        "group": ("auto", 1),
+        "group": (AUTO, 1),
     }
 
     @property

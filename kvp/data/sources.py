@@ -10,9 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from kvp.artifacts.files import digest_json
 from kvp.artifacts.manifest import portable, sha256_input
@@ -22,6 +20,9 @@ from kvp.data.tasks import GROUPS, ROWS_ONLY, RULER, build_samples, expand_tasks
 from kvp.data.tasks.rows import CHAT, DialogueTask
 from kvp.errors import UsageError
 from kvp.program.names import split_list
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def parts_of(data: str) -> dict[str, float]:

@@ -12,6 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from kvp.geometry import Geometry
+from kvp.program.names import NANO
 from policies.ranker import HeadRankers
 from train.data.training_data import recorded_text
 from train.job.prepare import Job
@@ -110,7 +111,7 @@ def print_end(job: Job) -> None:
     print(f"policy: {folder}")
     if job.whole:
         name = str(job.traces.manifest["model"].get("id"))
-        if name != "nano" and "/" not in name:  # recorded without its folder
+        if name != NANO and "/" not in name:  # recorded without its folder
             name = str(Path("models", name)) if Path("models", name).is_dir() else "MODEL"
         given = {"model": name, "policies": str(job.target.place)}
         data = recorded_text(job.traces.manifest).get("data", {})
