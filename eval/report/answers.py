@@ -61,16 +61,12 @@ def answers(comparisons: Sequence[Comparison]) -> tuple[str, str] | None:
 
 def _shown_prompt(records: Sequence[Record]) -> Record:
     records = sorted(records, key=lambda record: record["method"] != FULL)
-    return {name: records[0].get(name) for name in _OF_PROMPT} | {
-        "answers": [
-            {name: record.get(name) for name in _OF_ANSWER}
-            | {
-                "evidence": _evidence(record),
-                "text": (record["prediction"] or "")[:SHOWN_CHARACTERS],
-            }
-            for record in records
-        ]
-    }
+    answers = [
+        {name: record.get(name) for name in _OF_ANSWER}
+        | {"evidence": _evidence(record), "text": (record["prediction"] or "")[:SHOWN_CHARACTERS]}
+        for record in records
+    ]
+    return {name: records[0].get(name) for name in _OF_PROMPT} | {"answers": answers}
 
 
 def _evidence(record: Record) -> float | None:

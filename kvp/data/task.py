@@ -172,6 +172,14 @@ class TaskSettings:
         named = {to: getattr(config, name) for to, name in flags.items() if hasattr(config, name)}
         return cls(**(named | given))
 
+    def sample_id(self, name: str, part: int | str) -> str:
+        """Id of a sample, by which a resumed run knows it; `name` is its task's or its data's."""
+        return f"{name}/{self.split}/{self.seed}/{part}"
+
+    def shuffle_in_order(self, items: list[Any]) -> None:
+        """Shuffle what the split has of some data; the split and the seed draw the order."""
+        random.Random(f"order/{self.split}/{self.seed}").shuffle(items)
+
 
 @runtime_checkable
 class Task(Protocol):
@@ -192,16 +200,6 @@ class Task(Protocol):
         """Score of a generated answer from 0 to 1; not called for samples of metric `none`."""
 
 
-def sample_id(name: str, settings: TaskSettings, part: int | str) -> str:
-    """Id of a sample, by which a resumed run knows it; `name` is that of its task or its data."""
-    return f"{name}/{settings.split}/{settings.seed}/{part}"
-
-
-def shuffle_in_order(items: list[Any], settings: TaskSettings) -> None:
-    """Shuffle what a split has of some data; the split and the seed draw the order."""
-    random.Random(f"order/{settings.split}/{settings.seed}").shuffle(items)
-
-
 def blank_sample(settings: TaskSettings, task: str, name: str) -> Sample:
     """A sample without content, to be filled in; `name` makes its id unique within the task."""
-    return Sample(id=sample_id(task, settings, name), task=task, split=settings.split)
+    return Sample(id=settings.sample_id(task, name), task=task, split=settings.split)

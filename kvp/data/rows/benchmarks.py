@@ -16,15 +16,7 @@ from kvp.data.encode import encode
 from kvp.data.rows.files import READERS, Row, Tally, files_of, read_rows
 from kvp.data.rows.values import RowError, text_of, texts_of
 from kvp.data.splits import ALL, split_of
-from kvp.data.task import (
-    NoPromptError,
-    Sample,
-    Source,
-    TaskSettings,
-    context_of,
-    sample_id,
-    shuffle_in_order,
-)
+from kvp.data.task import NoPromptError, Sample, Source, TaskSettings, context_of
 from kvp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +51,7 @@ def benchmark_source(
         )
     tally.check(f"--data {data}", usable, f"can be used for {task}")
     of_split = [row for row in usable if settings.split in (ALL, split_of(row[1][0]))]
-    shuffle_in_order(of_split, settings)
+    settings.shuffle_in_order(of_split)
     samples: list[Sample] = []
     for location, (_, make) in of_split:
         if len(samples) >= settings.count:
@@ -72,7 +64,7 @@ def benchmark_source(
     for number, sample in enumerate(samples[: settings.count]):
         shared = context_of(sample.id)  # the whole id where its context is its own
         end = "" if shared == sample.id else shared
-        named.append(replace(sample, id=sample_id(task, settings, f"{number}{end}")))
+        named.append(replace(sample, id=settings.sample_id(task, f"{number}{end}")))
     return Source.of(named, tally.notes(f"--data {data}: {task}"))
 
 

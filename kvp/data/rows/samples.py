@@ -28,8 +28,6 @@ from kvp.data.task import (
     Turn,
     blank_sample,
     context_name,
-    sample_id,
-    shuffle_in_order,
 )
 from kvp.program.names import plain_name
 
@@ -55,7 +53,7 @@ def row_samples(
     """
     documents, tally = read_documents(data, flag, settings)
     of_split = [document for document in documents if settings.split in (document.split, ALL)]
-    shuffle_in_order(of_split, settings)
+    settings.shuffle_in_order(of_split)
     name = data_name(data)
     count = TokenCounter(tokenizer, settings.length)
     blank = blank_sample(settings, task or name, "")
@@ -66,7 +64,7 @@ def row_samples(
     samples = [
         replace(
             sample,
-            id=sample_id(name, settings, number)
+            id=settings.sample_id(name, number)
             + (context_name(sample.context) if asked[sample.context] > 1 else ""),
         )
         for number, sample in enumerate(first)

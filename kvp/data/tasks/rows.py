@@ -21,15 +21,7 @@ from kvp.data.rows.files import READERS, files_of, read_text
 from kvp.data.rows.samples import row_samples
 from kvp.data.splits import ALL, generated_split, share_of
 from kvp.data.synthetic.dialogues import generated_chat
-from kvp.data.task import (
-    Sample,
-    Source,
-    TaskSettings,
-    Turn,
-    blank_sample,
-    sample_id,
-    shuffle_in_order,
-)
+from kvp.data.task import Sample, Source, TaskSettings, Turn, blank_sample
 from kvp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -106,7 +98,7 @@ class TextTask(ScoredByMetric):
                 f"{settings.continuation_tokens}: raise one or lower the other"
             )
         texts, notes = _texts(settings.text, settings)
-        shuffle_in_order(texts, settings)
+        settings.shuffle_in_order(texts)
         enough = settings.count * settings.length * CHARACTERS
         given = stretches([text[:enough] for text in texts], tokenizer, settings.length)
         pieces = list(islice(given, settings.count))
@@ -114,13 +106,12 @@ class TextTask(ScoredByMetric):
             why = f"--text {settings.text}: no text of {settings.length} tokens in the "
             why += f"{settings.split} split; lower --length or take another --split"
             raise UsageError("; ".join((why, *notes)))
-        name = Path(settings.text).stem
         continuation = settings.continuation_tokens
         blank = replace(blank_sample(settings, TEXT, ""), max_new_tokens=continuation)
         samples = [
             replace(
                 blank,
-                id=sample_id(name, settings, number),
+                id=settings.sample_id(Path(settings.text).stem, number),
                 token_ids=ids[:-continuation],
                 reply_token_ids=ids[-continuation:],
             )

@@ -32,7 +32,7 @@ from kvp.data.synthetic.text import (
     keep_drawn,
     word_pool,
 )
-from kvp.data.task import NoPromptError, Sample, Source, TaskSettings, sample_id
+from kvp.data.task import NoPromptError, Sample, Source, TaskSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -346,7 +346,7 @@ def generate(
     haystacks, `None` for the generated prose. Another `attempt` draws other needles.
     Raises UsageError for an unknown split, NoPromptError when the smallest prompt does not fit.
     """
-    name = sample_id(task, settings, index)
+    name = settings.sample_id(task, index)
     inputs = SampleInputs(
         name=f"{name}/{attempt}" if attempt else name,
         split=generated_split(settings.split),
@@ -376,17 +376,15 @@ class RulerTask(ScoredByMetric):
         """Samples with as much haystack as fits; other needles are drawn while these do not."""
         essays, tally = read_text(settings.essays, "essays")
 
+        def count(sample: Sample) -> int:
+            return encode(sample, tokenizer).prompt_length
+
+        draw = partial(generate, self.name, settings, count_tokens=count, essays=essays or None)
+
         @lru_cache(maxsize=1)
         def make(index: int, attempt: int = 0) -> Sample:
             try:
-                return generate(
-                    self.name,
-                    settings,
-                    count_tokens=lambda sample: encode(sample, tokenizer).prompt_length,
-                    index=index,
-                    essays=essays or None,
-                    attempt=attempt,
-                )
+                return draw(index=index, attempt=attempt)
             except NoPromptError:
                 if attempt + 1 == _ATTEMPTS:
                     raise

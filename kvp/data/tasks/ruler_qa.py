@@ -19,7 +19,7 @@ from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import Tally, read_rows
 from kvp.data.rows.values import RowError, text_of, texts_of
 from kvp.data.splits import ALL, split_of
-from kvp.data.task import NoPromptError, Sample, Source, TaskSettings, sample_id, shuffle_in_order
+from kvp.data.task import NoPromptError, Sample, Source, TaskSettings
 from kvp.data.tasks.ruler import PROBE
 from kvp.errors import UsageError
 
@@ -200,7 +200,7 @@ class RulerQaTask(ScoredByMetric):
         asked = questions.of_split(split)
         if not asked:
             raise UsageError(f"--{flag} {data}: no question of the {split} split")
-        shuffle_in_order(asked, settings)
+        settings.shuffle_in_order(asked)
 
         def count_tokens(sample: Sample) -> int:
             return encode(sample, tokenizer).prompt_length
@@ -228,7 +228,7 @@ class RulerQaTask(ScoredByMetric):
         pool = [pair for pair in questions.documents.items() if questions.may_show(pair[0], split)]
 
         def make(index: int) -> Sample:
-            question, name = fitting[index], sample_id(self.name, settings, index)
+            question, name = fitting[index], settings.sample_id(self.name, index)
             own = questions.own_documents(question, split)
             filling = _filling_documents(question, pool, random.Random(f"{name}/documents"))
 

@@ -41,7 +41,7 @@ from kvp.data.synthetic.text import (
     keep_drawn,
     people,
 )
-from kvp.data.task import Sample, Source, TaskSettings, blank_sample, context_name, sample_id
+from kvp.data.task import Sample, Source, TaskSettings, blank_sample, context_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -116,7 +116,7 @@ class ScbenchTask(ScoredByMetric):
 
         @lru_cache(maxsize=1)
         def context(index: int) -> Sequence[Sample]:
-            name = sample_id(self.name, settings, index)
+            name = settings.sample_id(self.name, index)
             inputs = SampleInputs(name=name, split=split, length=settings.length)
             maker = CONTEXTS[self.name](inputs)
             return find_largest(
@@ -128,7 +128,7 @@ class ScbenchTask(ScoredByMetric):
         def make(index: int) -> Sample:
             sample = context(index // TURNS)[index % TURNS]
             part = f"{index}{context_name(sample.context)}"
-            return replace(sample, id=sample_id(self.name, settings, part))
+            return replace(sample, id=settings.sample_id(self.name, part))
 
         if settings.count:
             make(0)  # a length too small shows now
