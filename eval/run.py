@@ -59,8 +59,8 @@ from eval.results.records import (
 from eval.timing import timing_records
 from kvp.artifacts.addresses import ObjectPath, files_below, place
 from kvp.artifacts.claim import OutputFolder
-from kvp.devices import device_of_rank
 from kvp.data.splits import ALL
+from kvp.devices import device_of_rank
 from kvp.errors import ResultsError, UsageError
 from kvp.hf.attention import kvp_attention_set
 from kvp.hf.loading import model_of, tokenizer_of
