@@ -69,7 +69,7 @@ def run(config: CompressConfig) -> None:
             }  # fmt: skip
             print(json.dumps(told), flush=True)
             progress.advance(note=name)
-    say(f"{len(documents)} contexts are in {config.out}")
+    say(f"contexts in {config.out}: {len(documents)}")
 
 
 def _documents(names: str | Sequence[str]) -> Iterator[tuple[str, Text]]:

@@ -29,12 +29,13 @@ from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokeniz
 
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
+from kvp.geometry import check_geometry
 from kvp.hf.attention import QueryRecorder, Undo, kvp_attention_set, share_change
 from kvp.hf.cache import EvictingCache, PromptState
 from kvp.hf.calls import OPEN, Call, block_call, calling, refuse_inside_block
 from kvp.hf.kept import Kept
 from kvp.hf.model_access import check_mode, check_model, unwrap_model
-from kvp.hf.model_config import rope_switch
+from kvp.hf.model_config import geometry_of, rope_switch
 from kvp.hf.model_identity import warn_of_another_model
 from kvp.hf.prefill import Prefill, prefill, recorded_hidden
 from kvp.hf.scorer_inputs import HiddenRecorder, check_inputs, reads_text
@@ -159,6 +160,7 @@ def _prepare_rule(
     with calling(model):  # left alone, also where another thread is in a block
         check_model(model)
         check_inputs(model, [ranks])
+    check_geometry(ranks, geometry_of(model.config))
     warn_of_another_model(model, ranks)
     return model, rule
 

@@ -68,6 +68,9 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.kvp")
 
+COMPRESS = "kvp_compress"
+"""What a request asks for, in its `kv_transfer_params`: the budget of a context."""
+
 
 @dataclass(frozen=True)
 class Load:
@@ -161,15 +164,19 @@ class KvpConnector(KVConnectorBase_V1):
         ids = request.prompt_token_ids or []
         name, placeholders = request.request_id, read_placeholders(ids, self._model.vocabulary)
         params = request.kv_transfer_params  # whatever the request says
-        budget = params.get("kvp_compress") if isinstance(params, Mapping) else None
+        params = params if isinstance(params, Mapping) else {}
+        budget = params.get(COMPRESS)
+        if unknown := [key for key in params if str(key).startswith("kvp_") and key != COMPRESS]:
+            wrong = f"kv_transfer_params has no {unknown[0]!r}: kvp reads {COMPRESS!r} alone"
+            self._answers[name] = {"error": wrong}
         if budget is not None and placeholders is None:
-            wrong = "with images" if request.mm_features else ""
+            wrong = "with images is not compressed" if request.mm_features else ""
             if request.lora_request:
-                wrong = "with an adapter"
+                wrong = "with an adapter is not compressed"
             elif not wrong and len(ids) < MULTIPLE:
-                wrong = f"of {len(ids)} tokens, {MULTIPLE} are the least"
+                wrong = f"of {len(ids)} tokens is not compressed: {MULTIPLE} are the least"
             if wrong:
-                self._answers[name] = {"error": f"a context {wrong} is not compressed"}
+                self._answers[name] = {"error": f"a context {wrong}"}
             else:
                 self._saves[name] = Save(name, tuple(ids), (), str(budget))
         if placeholders is None:

@@ -61,7 +61,7 @@ def main() -> None:
         contexts = []
         for number, (text, _) in enumerate(texts, 1):
             print(f"vLLM reads and compresses document {number} of {len(texts)} ...", flush=True)
-            contexts.append(remember(openai, model, text, given.budget))
+            contexts.append(remember(openai, model, tokenizer(text).input_ids, given.budget))
         took = time.perf_counter() - started
         print(f"{len(texts)} documents read and compressed in {took:.1f} s")
         for compressed in (True, False):
@@ -71,7 +71,7 @@ def main() -> None:
                 for sample in samples:
                     question = sample.question + sample.answer_prefix
                     ids = tokenizer(question, add_special_tokens=False).input_ids
-                    prompt = [*context, *ids] if compressed else text + question
+                    prompt = [*(context if compressed else tokenizer(text).input_ids), *ids]
                     answer = ""
                     for piece in openai.completions.create(
                         model=model, prompt=prompt, max_tokens=sample.max_new_tokens,
@@ -103,13 +103,14 @@ def server(model: str, policy: str, folder: str) -> AbstractContextManager[str]:
     return answering("vLLM", command, port, Path(folder), cpu | os.environ)
 
 
-def remember(openai: OpenAI, model: str, text: str, budget: str) -> list[int]:
-    """Placeholders of a document that the server reads and compresses.
+def remember(openai: OpenAI, model: str, ids: list[int], budget: str) -> list[int]:
+    """Placeholders of a document that the server reads and compresses, from its token ids.
 
+    vLLM's own tokenizer may be another (docs/engines.md).
     Raises UsageError where it does not: its answers would be those of another cache.
     """
     answer = openai.completions.create(
-        model=model, prompt=text, max_tokens=4,  # what was compressed comes after the first one
+        model=model, prompt=ids, max_tokens=4,  # what was compressed comes after the first one
         extra_body={"min_tokens": 4, "kv_transfer_params": {"kvp_compress": budget}},
     )  # fmt: skip
     told = (getattr(answer, "kv_transfer_params", None) or {}).get("kvp_context") or {}

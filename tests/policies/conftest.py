@@ -11,11 +11,7 @@ from kvp.scoring import HiddenStates, View
 
 @pytest.fixture
 def make_view():
-    """Factory of views that carry everything a scorer may need.
-
-    Hidden states have 6 channels; `project` multiplies them by a fixed random matrix. Tensors are
-    unrelated: queries are no projections of hidden states.
-    """
+    """Factory of views with all that a scorer may need; queries are no projections of `hidden`."""
 
     def make(
         *,

@@ -2,7 +2,7 @@
 
 One table says what is read, one what happens to its bytes, and one what is changed behind its seal.
 Files made to harm their reader are sealed as kvp seals them, with anything else in them: nothing is
-imported, nothing written elsewhere. The page of a report is in `tests/eval/report`.
+imported, nothing written elsewhere.
 """
 
 import copy

@@ -166,8 +166,7 @@ def masked_logits(masks_set):
     """Logits of one sequence under stock eager attention with an explicit mask per layer and head.
 
     Queries before `boundary` see every earlier token; later ones see of the first `boundary` tokens
-    only those in `kept[layer][kv_head]`, and every token after. `layers` are their indices in the
-    model, the first ones by default.
+    only those in `kept[layer][kv_head]`, and all after. `layers`: indices, the first by default.
     """
 
     def run(model, ids, boundary, kept, layers=None):

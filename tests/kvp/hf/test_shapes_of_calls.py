@@ -1,7 +1,6 @@
 """Forms in which ids, masks and positions reach a model inside an evicting block.
 
-What a turn does to a cache is that of one plain pass over its tokens, or one line says what to
-pass; `test_shrink_again.py` has what is right of such a pass.
+A turn does to a cache what one plain pass over its tokens does (`test_shrink_again.py`).
 """
 
 import pytest

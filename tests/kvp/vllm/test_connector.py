@@ -274,6 +274,12 @@ def test_requests_may_say_anything(changes, made, start, tmp_path):
     assert all(map(str.isprintable, logged))
 
 
+def test_a_misspelt_request_is_told(start, tmp_path):
+    request = asked([*range(40)], kv_transfer_params={"kvp_compres": "60%"})
+    (connector := start(tmp_path)[1]).on_new_request(request)
+    assert "no 'kvp_compres'" in str(connector.request_finished(request, []))
+
+
 def test_nothing_is_left_of_a_request_that_is_ended_early(made, start, tmp_path):
     _, context = made
     module, connector, _ = start(tmp_path)
