@@ -71,6 +71,6 @@ def told(sample: Sample, answer: str) -> float:
     """Print an answer beside what is right; its score, 0 to 1."""
     score = score_answer(answer, sample.metric, sample.references)
     right = ", ".join(sample.references)
-    asked = sample.question.strip()[-60:]
+    asked = f"... {sample.question.strip()[-60:].partition(' ')[2]}"
     print(f"  {asked} {answer.strip()[:30]!r}, right is {right!r}: {score:.0%}", flush=True)
     return score
