@@ -49,7 +49,9 @@ NULLS = {"random_pinned", "random_per_layer", "ring"}
 
 def scoring(report: Report) -> list[Table]:
     """Methods of kvp and presses of kvpress side by side, at each number of tokens."""
-    clock = "wall_share" if report["settings"].get("device") == "cuda" else "share"
+    clock, prefill = "share", "prefill_processor_seconds"
+    if report["settings"].get("device") == "cuda":
+        clock, prefill = "wall_share", "prefill_seconds"
     ran: Sequence[Row] = [
         row for row in report["results"] if "share" in row and row["method"] not in NULLS
     ]
@@ -57,7 +59,9 @@ def scoring(report: Report) -> list[Table]:
     sources = [name for name in ("kvp", "kvpress") if name in present]
     columns = list(itertools.product(dict.fromkeys(row["tokens"] for row in ran), sources))
     found = {(row["tokens"], row["source"], row["method"]): row for row in ran}
-    lines = [
+    alone = {(row["tokens"], row["source"]): milliseconds(row[prefill]) for row in ran}
+    lines = [["*prefill alone, ms*", *(alone.get(column, NONE) for column in columns)]]
+    lines += [
         [method, *(_share(found.get((*column, method)), clock) for column in columns)]
         for method in dict.fromkeys(row["method"] for row in ran)
     ]
