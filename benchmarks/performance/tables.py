@@ -72,7 +72,9 @@ def scoring(report: Report) -> list[Table]:
 def _share(row: Row | None, clock: str) -> str:
     if row is None:
         return NONE
-    return number(100 * row[clock]) + "†" * row["by_difference"]
+    low, high = (number(100 * row[f"share_{end}"]) for end in ("low", "high"))
+    rounds = f" ({low}-{high})" if low != high else ""
+    return number(100 * row[clock]) + "†" * row["by_difference"] + rounds
 
 
 def labels(report: Report) -> list[Table]:
