@@ -56,9 +56,10 @@ PARTS: Sequence[Part] = (
             "alone: recording, extra passes, scores, choice of tokens and gathering. A quarter "
             "of the tokens stays. The model has two layers with about the proportions of "
             "Qwen2.5-7B. The first row is the time of the prefill alone. In brackets: least "
-            "and most of the rounds, in processor time. Methods with `:kvpress` have kvpress's settings. Columns *kvpress* are kvpress itself, in its own "
-            "environment; its KVzip frees nothing. Networks of *kvp* are as large as the bundled "
-            "policy's, those of *kvzap* as published. †: difference of two prefills."
+            "and most of the rounds, in processor time. Methods with `:kvpress` have kvpress's "
+            "settings. Columns *kvpress* are kvpress itself, in its own environment; its KVzip "
+            "frees nothing. Networks of *kvp* are as large as the bundled policy's, those of "
+            "*kvzap* as published. †: difference of two prefills."
         ),
         table=tables.scoring,
         cuda="--tokens 2048,16384 --width 3584 --repeats 3,3",
