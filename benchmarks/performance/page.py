@@ -62,10 +62,13 @@ def fill(text: str) -> str:
 
 def _without_gpu(reports: Reports) -> str:
     """Which parts have no numbers of a GPU."""
-    missing = [part.title for part in PARTS if (part.name, "cuda") not in reports]
+    missing = [
+        f"*{part.title}*{' (no section until then)' if part.cpu is None else ''}"
+        for part in PARTS if (part.name, "cuda") not in reports
+    ]  # fmt: skip
     if not missing:
         return ""
-    text = f"Not measured on a GPU: {', '.join(f'*{title}*' for title in missing)}."
+    text = f"Not measured on a GPU: {', '.join(missing)}."
     if len(missing) == len(PARTS):
         text = "Nothing was measured on a GPU."
     return f"{fill(f'{text} `benchmarks/gpu/run.sh` measures them.')}\n"
