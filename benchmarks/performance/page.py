@@ -87,7 +87,8 @@ def _section(part: Part, reports: Reports, folder: str) -> str:
 
 def _measured(part: Part, report: Report, link: str, label: str) -> str:
     lines = [f"**{label}.** {_machine(report)} [JSON]({link}).\n", f"    {report['command']}\n"]
-    lines += [table.markdown() + "\n" for table in part.table(report)]
+    for table in part.table(report):
+        lines += [f"{table.markdown()}\n", *(f"{fill(note)}\n" for note in table.notes)]
     return "\n".join(lines)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ class Table:
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     names: int = 1
+    notes: Sequence[str] = ()
+    """Below it: what its numbers do not show."""
 
     def markdown(self) -> str:
         """With numbers to the right."""
@@ -120,13 +122,37 @@ def decoding(report: Report) -> list[Table]:
     """Caches beside each other."""
     rows: Sequence[Row] = report["results"]
     caches = list(dict.fromkeys(row["cache"] for row in rows))
-    found = {(row["model"], row["tokens"], row["cache"]): row["fastest"] for row in rows}
+    cases: dict[tuple[str, int], dict[str, Row]] = {}
+    for row in rows:
+        cases.setdefault((row["model"], row["tokens"]), {})[row["cache"]] = row
     lines = [
-        [model, f"{tokens:,}", *(number(found.get((model, tokens, cache))) for cache in caches)]
-        for model, tokens in dict.fromkeys((row["model"], row["tokens"]) for row in rows)
+        [model, f"{tokens:,}", *(number(of.get(cache, {}).get("fastest")) for cache in caches)]
+        for (model, tokens), of in cases.items()
     ]
     names = ["dense" if name == "uniform" else name.removesuffix(":auto") for name in caches]
-    return [Table(headings=["model", "tokens", *names], rows=lines)]
+    headings = ["model", "tokens", *names]
+    return [Table(headings=headings, rows=lines, notes=[*_falling(cases), *_reordered(cases)])]
+
+
+def _falling(cases: Mapping[tuple[str, int], Mapping[str, Row]]) -> Iterator[str]:
+    """Where the full cache is slower with fewer tokens."""
+    for (one, here), (other, there) in itertools.pairwise(cases.items()):
+        if one[0] == other[0] and here["full"]["fastest"] > there["full"]["fastest"]:
+            yield (
+                f"Times at {one[1]:,} tokens are higher than at {other[1]:,}, unexplained; lengths "
+                "cannot be compared."
+            )
+
+
+def _reordered(cases: Mapping[tuple[str, int], Mapping[str, Row]]) -> Iterator[str]:
+    """Where medians rank the caches otherwise than the fastest tokens do."""
+    for (model, tokens), of in cases.items():
+        medians = {cache: row["milliseconds"] for cache, row in of.items()}
+        if sorted(of, key=medians.__getitem__) != sorted(of, key=lambda name: of[name]["fastest"]):
+            yield (
+                f"Medians of `{model}` at {tokens:,} tokens are "
+                f"{', '.join(map(number, medians.values()))} ms: far above, and in another order."
+            )
 
 
 def collecting(report: Report) -> list[Table]:
