@@ -32,6 +32,8 @@ class Timing:
     """Tokens per KV head, the realised ones of a self-sized method; None for the full cache."""
     cache_bytes: float
     bytes_to_full: float | None
+    prompts: int
+    """Prompts that were timed one by one."""
     flops: float | None
     """Operations of compression, as a share of the prefill's; None where they were not counted."""
     prefill: Interval | None
@@ -91,7 +93,7 @@ def timings(records: Iterable[TimingRow], groups: Mapping[str | None, str]) -> l
         timing = Timing(
             setting=setting, protocol=protocol, spec=spec, cache_bytes=nbytes,
             budget=None if spec is None else _mean_field(same, size),
-            bytes_to_full=nbytes / whole_bytes if whole_bytes else None,
+            bytes_to_full=nbytes / whole_bytes if whole_bytes else None, prompts=len(decode),
             flops=float(np.mean(flops)) if flops else None,
             prefill=median_interval(prefill), evict=median_interval(evict),
             evict_to_prefill=_ratio(evict, prefill), decode=median_interval(decode),

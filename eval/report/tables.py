@@ -192,12 +192,20 @@ def costs_of_requests(timings: Sequence[Timing]) -> Table:
     few = "" if all(timing.decode for timing in timings) else (
         "; seconds are left out where fewer than 6 prompts were timed one by one"
     )  # fmt: skip
+    over, left_out, names = "", "", [*rows[0]]
+    if counts:
+        over = ", and milliseconds, median and its 95 % interval over "
+        over += f"{'/'.join(map(str, counts))} prompts{few}"
+    else:
+        names = [name for name in names if any(row[name] != NOTHING for row in rows)]
+        number = max(timing.prompts for timing in timings)
+        left_out = f" Seconds are left out: {number} prompt{'s were' if number != 1 else ' was'} "
+        left_out += "timed, 6 are the least."
     return Table(
-        caption="One request at a time: cache bytes after eviction, and milliseconds, median and "
-        f"its 95 % interval over {'/'.join(map(str, counts)) or 'no'} prompts{few}; "
-        f"{SEEN[timings[0].protocol]}. Ratios are to the full cache, prompt by prompt.",
-        header=[*rows[0]],
-        rows=[[*row.values()] for row in rows],
+        caption=f"One request at a time: cache bytes after eviction{over}; "
+        f"{SEEN[timings[0].protocol]}. Ratios are to the full cache, prompt by prompt.{left_out}",
+        header=names,
+        rows=[[row[name] for name in names] for row in rows],
         families=[timing.setting.family for timing in timings],
     )
 
