@@ -57,23 +57,37 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
 
 
 def smallest_budgets(comparison: Comparison) -> list[str]:
-    """The smallest budget at which each named method loses little to the full cache; one line."""
-    best, full, said = comparison.best, comparison.full, list[str]()
+    """The smallest budget at which each named method loses little to the full cache.
+
+    A line, and one more on methods of which too few prompts show it at the largest budget.
+    """
+    best, full = comparison.best, comparison.full
     if best is None or full is None or comparison.kind != "accuracy":
-        return said
+        return []
+    shown, unshown = list[str](), list[str]()
     specs = sorted({spec for _, spec in comparison.cells} - {SELF_SIZED, FULL}, key=budget_order)
     for setting in [one for one in best.settings if one.method not in NULLS]:
         gaps = {
             spec: gap for spec in reversed(specs)
             if (of := comparison.cells.get((setting, spec))) and (gap := comparison.minus(of, full))
         }  # fmt: skip
+        if not gaps:
+            continue
         smallest, open_one = stats.find_smallest_budget(gaps)
-        said += [f"{setting.label} {smallest or 'none'}"] if gaps else []
+        said, words, largest = shown, f" {smallest or 'none'}", next(iter(gaps))
+        if smallest is None and gaps[largest].mean > -stats.RESOLUTION:
+            said, words, open_one = unshown, ", for want of prompts", largest
         if open_one:
             number = stats.prompts_to_hold(gaps[open_one])
-            said[-1] += f" ({open_one}: about {number:,} prompts would tell)"
-    least = "Smallest budget of those run that loses at most 5 points to the full cache (95 %): "
-    return [f"{least}{'; '.join(said)}."] if said else []
+            words += f" ({open_one}: about {number:,} prompts would tell)"
+        said.append(f"{setting.label}{words}")
+    cases = {
+        "Smallest budget of those run that loses at most 5 points to the full cache (95 %): ":
+        shown,
+        "No budget of those run is shown to lose at most 5 points to the full cache (95 % "
+        "confidence): ": unshown,
+    }  # fmt: skip
+    return [f"{case}{'; '.join(said)}." for case, said in cases.items() if said]
 
 
 def _main_sentence(comparison: Comparison, best: Best) -> str:
