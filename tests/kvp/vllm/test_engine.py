@@ -17,7 +17,7 @@ pytestmark = pytest.mark.vllm
 
 BUDGETS = ("100%", "25%", "12.5%", "6%")
 ALLOCATORS = (None, "global", "ada", "pyramid")
-PROMPTS = 12
+PROMPTS = 24
 
 
 @pytest.fixture(scope="module")
