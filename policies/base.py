@@ -84,10 +84,14 @@ class Options:
         for preset, settings in self.presets.items():
             if options == {**defaults, **settings}:
                 return f"{self.method}:{preset}"
-        changed = [
-            f"{name}={_text(value)}" for name, value in options.items() if value != defaults[name]
-        ]
-        return f"{self.method}({','.join(changed)})"
+        return f"{self.method}({self.changes})"
+
+    @property
+    def changes(self) -> str:
+        """The options that differ from the defaults: `window=16,pool=avg`."""
+        values = [(item, getattr(self, item.name)) for item in fields(self)]
+        changed = [(item.name, value) for item, value in values if value != item.default]
+        return ",".join(f"{name}={_text(value)}" for name, value in changed)
 
     @classmethod
     def build(cls, argument: str | None, options: Mapping[str, Value]) -> Self:

@@ -45,12 +45,12 @@ class H2O(Heuristic):
         "window": (0, 4, 8, 16, 32, 64),
     }
 
+    needs = Needs(queries=ALL_QUERIES)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.window and self.recents:
             raise UsageError(f"{self.method}: window={self.window} needs recents=false")
-
-    needs = Needs(queries=ALL_QUERIES)
 
     def score(self, view: View) -> Tensor:
         """Minus the rank (or the accumulated attention, with recents=false): [B, H, N] float32."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kvp.errors import UsageError
@@ -128,7 +128,7 @@ def _parse_options(name: str, text: str) -> dict[str, Value]:
 
 def attention_free(method: str) -> bool:
     """Whether a built-in method reads keys, values and positions only."""
-    return method in METHODS and needs_in_words(METHODS[method]().needs) == PLAIN
+    return replace(METHODS[method]().needs, budget=False) == Needs()
 
 
 def make_scorer(spec: str | Specification | Scorer | type[Scorer]) -> Scorer:

@@ -113,7 +113,7 @@ def write_manifest(
     """Write the manifest of a claimed folder before any record of this run; every worker does.
 
     Fetches what is there, where the folder lies in an object store. `model_digest` tells the model
-    from another of the same name (`kvp.hf.model_access`), `layers` which layers of it are evicted
+    from another of the same name (`kvp.hf.model_identity`), `layers` which layers of it are evicted
     from (`Geometry.layer_indices`), `planned` which rows the run will write (`progress`),
     `trained` the tasks that policies were trained on, by label, `tuned` what methods were taken
     from. Raises ResultsError where the records that are there are of another model.

@@ -66,8 +66,8 @@ class Search:
             return self.scorer
         if written.name in (*METHODS, *FROM_OUTSIDE):
             return method.scorer.name
-        options = method.scorer.name.removeprefix(method.method)
-        return f"{written.name}:{written.argument}{options}"
+        assert isinstance(method.scorer, Options)  # no other scorer has settings
+        return f"{written.name}:{written.argument}({method.scorer.changes})"
 
     def grids(self, setting: Method) -> dict[str, Sequence[Any]]:
         """Values of what can be changed about a setting, by where they stand in it."""

@@ -307,9 +307,8 @@ def _slots_kept(
         _take_slots(layer, order, -torch.inf).to(device)
         for layer, order in zip(scores, orders, strict=True)
     ]
-    tokens = Selection(torch.stack(arranged), rule.protection).tokens(
-        min(budget, width), rule.allocator
-    )
+    selection = Selection(torch.stack(arranged), rule.protection, sizes_of(rule.scorer))
+    tokens = selection.tokens(min(budget, width), rule.allocator)
     return [
         _in_front(_take_slots(order, chosen.to(order.device), EMPTY_SLOT))
         for order, chosen in zip(orders, tokens, strict=True)

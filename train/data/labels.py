@@ -112,9 +112,10 @@ def label_of(name: str) -> Label:
 
 def calibration_target(label: str) -> str:
     """What rankers trained on a label are calibrated to (docs/method.md#calibration)."""
-    if label_of(label).stored is not None:
+    of = label_of(label)
+    if of.stored is not None:
         return label
-    return "reply_contribution" if label == "max_reply_attention" else "contribution"
+    return "reply_contribution" if of.reading < 1 else "contribution"
 
 
 def calibration_label(label: str) -> str:
