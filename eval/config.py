@@ -36,7 +36,6 @@ from kvp.vllm.plugin import Vllm
 PROTOCOLS = ("query_aware", "query_agnostic")
 """Question seen at compression, or only afterwards; never mixed in one table."""
 
-
 IDENTITY_FIELDS = (
     "model", "revision", "length", "split", "essays", "squad", "hotpotqa", "chat", "text",
     "data", "metric", "tree_paths", "measure", "depths",

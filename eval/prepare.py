@@ -22,7 +22,7 @@ from kvp.budgets import Budget
 from kvp.data.encode import encode, evidence_tokens
 from kvp.data.splits import ALL
 from kvp.data.task import NoPromptError, TaskSettings
-from kvp.data.tasks import READERS, build_samples, expand_tasks, find_task, is_built_in
+from kvp.data.tasks import TASKS_BY_FLAG, build_samples, expand_tasks, find_task, is_built_in
 from kvp.data.tasks.rows import TEXT
 from kvp.devices import torch_device
 from kvp.errors import UsageError
@@ -83,7 +83,7 @@ def load_all(
 def _check_flags(settings: TaskSettings, names: Sequence[str]) -> None:
     """Raise UsageError on a flag that no requested task reads; a user's own task may read any."""
     all_built_in = all(is_built_in(find_task(name)) for name in names)
-    for flag, readers in READERS.items() if all_built_in else ():
+    for flag, readers in TASKS_BY_FLAG.items() if all_built_in else ():
         if getattr(settings, flag) is not None and set(names).isdisjoint(readers):
             task = readers[-1]
             raise UsageError(f"--{flag} is what the task {task} reads: give --tasks {task}, too")

@@ -124,8 +124,8 @@ PARTS: Sequence[Part] = (
         module="benchmarks.decoding",
         text=(
             "*full* is transformers' cache with torch's sdpa. *dense* keeps an eighth of the "
-            "tokens in every head, *ragged* as many on average, in heads of very different "
-            "lengths. Numbers are milliseconds of the fastest token, in float32 on one thread, "
+            "tokens in every head (equal counts), *ragged* as many on average, as a shared budget "
+            "does. Numbers are milliseconds of the fastest token, in float32 on one thread, "
             "in bfloat16 on a GPU. There *ragged* uses the Triton kernel, *ragged:torch* does "
             "not. `wide` has 2 layers with 28 query and 4 KV heads of 128 channels; `attention` "
             "is the attention of one such layer."
@@ -168,7 +168,7 @@ PARTS: Sequence[Part] = (
     ),
     Part(
         name="vllm",
-        title="vLLM with contexts of uneven counts",
+        title="vLLM with different counts per head",
         module="pytest",
         text=(
             "vLLM's Triton backend, where vLLM is installed: answers and log-probabilities of "

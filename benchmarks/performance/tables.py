@@ -151,7 +151,8 @@ def _reordered(cases: Mapping[tuple[str, int], Mapping[str, Row]]) -> Iterator[s
         if sorted(of, key=medians.__getitem__) != sorted(of, key=lambda name: of[name]["fastest"]):
             yield (
                 f"Medians of `{model}` at {tokens:,} tokens are "
-                f"{', '.join(map(number, medians.values()))} ms: in another order."
+                f"{', '.join(map(number, medians.values()))} ms, which is another order: this row "
+                "ranks nothing."
             )
 
 

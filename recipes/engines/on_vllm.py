@@ -53,25 +53,28 @@ def main() -> None:
     policy_of(given.policy, geometry_of(AutoConfig.from_pretrained(model)))
     parse_budget(given.budget)
     tokenizer = load_tokenizer(model)
-    texts = documents(given.rows, given.prompts, tokenizer)
+    texts = [
+        (tokenizer(text).input_ids, samples)
+        for text, samples in documents(given.rows, given.prompts, tokenizer)
+    ]
     print("starting vLLM, a minute or more ...", flush=True)
     with tempfile.TemporaryDirectory() as folder, server(model, given.policy, folder) as url:
         openai = OpenAI(base_url=f"{url}/v1", api_key="none")
         started = time.perf_counter()
         contexts = []
-        for number, (text, _) in enumerate(texts, 1):
+        for number, (ids, _) in enumerate(texts, 1):
             print(f"vLLM reads and compresses document {number} of {len(texts)} ...", flush=True)
-            contexts.append(remember(openai, model, tokenizer(text).input_ids, given.budget))
+            contexts.append(remember(openai, model, ids, given.budget))
         took = time.perf_counter() - started
         print(f"{len(texts)} documents read and compressed in {took:.1f} s")
         for compressed in (True, False):
             print(f"{f'{given.budget} of each document' if compressed else 'whole documents'}:")
             before, space, scores = metrics(url), 0.0, []
-            for (text, samples), context in zip(texts, contexts, strict=True):
+            for (whole, samples), context in zip(texts, contexts, strict=True):
                 for sample in samples:
                     question = sample.question + sample.answer_prefix
                     ids = tokenizer(question, add_special_tokens=False).input_ids
-                    prompt = [*(context if compressed else tokenizer(text).input_ids), *ids]
+                    prompt = [*(context if compressed else whole), *ids]
                     answer = ""
                     for piece in openai.completions.create(
                         model=model, prompt=prompt, max_tokens=sample.max_new_tokens,

@@ -47,11 +47,11 @@ ROWS_ONLY = frozenset({TEXT, DATA, "longbench", *GROUPS["longbench"]}) | (
 )
 """Tasks that read files and generate nothing: kvp eval's, not kvp collect's."""
 _BUILT_IN = frozenset(TASKS) | set(GROUPS)
-READERS: dict[str, list[str]] = {}
+TASKS_BY_FLAG: dict[str, list[str]] = {}
 """Built-in tasks that read a flag which few tasks read; the last is the one to name."""
 for _task in TASKS.values():
     for _flag in getattr(_task, "flags", ()):
-        READERS.setdefault(_flag, []).append(_task.name)
+        TASKS_BY_FLAG.setdefault(_flag, []).append(_task.name)
 
 
 def is_built_in(task: Task) -> bool:
