@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from kvp.program.names import ALL_NULLS, FULL, KVZAP, LEARNED
 from kvp.program.settings import Group
 from policies.base import Options, option_names
-from policies.registry import ALLOCATORS, METHODS, PLAIN, attention_free, needs_in_words
+from policies.registry import ALLOCATORS, PLAIN, SCORERS, attention_free, needs_in_words
 
 HEAD = """\
 A method is SCORER or SCORER+ALLOCATOR, such as snapkv, snapkv:kvpress+ada, kvp+global.
@@ -41,7 +41,7 @@ def _scorer_lines() -> Iterator[str]:
 
 
 def _scorers(*, null: bool) -> Iterator[str]:
-    for entry in METHODS.values():
+    for entry in SCORERS.values():
         if entry.null == null:
             free = " (attention-free)" if attention_free(entry.method) else ""
             yield from _component(entry, free, ("reads", needs_in_words(entry().needs)))

@@ -26,7 +26,7 @@ from policies.base import Options
 from policies.controls import Random
 from policies.kvzap import KVzap
 from policies.learned import LearnedScorer
-from policies.registry import ALLOCATORS, METHODS, NULLS, Specification, make_method, parse
+from policies.registry import ALLOCATORS, NULLS, SCORERS, Specification, make_method, parse
 from policies.sources import INDEX, PolicySource, find_policy
 
 PROTECTIONS = {"both": (True, False), "on": (True,), "off": (False,)}
@@ -186,7 +186,7 @@ def _refuse_unnamed(settings: TunedSettings, text: str, given: Iterable[Given]) 
     texts = [one for one in given if isinstance(one, str) and _tuned_path(one) is None]
     named = {side.partition("(")[0] for one in texts for side in split_method(one) if side}
     for chosen in (entry.chosen for entry in settings.methods):
-        sides = (chosen.scorer, {*METHODS, LEARNED}), (chosen.allocator, ALLOCATORS)
+        sides = (chosen.scorer, {*SCORERS, LEARNED}), (chosen.allocator, ALLOCATORS)
         for side, own in sides:
             name = side.partition("(")[0]
             if parse(side, "method").name not in own and name not in named:

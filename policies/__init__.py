@@ -8,7 +8,7 @@ from kvp.errors import UsageError, did_you_mean
 from kvp.program.names import split_method
 from policies.policy_files import load_policy
 from policies.registry import (
-    METHODS,
+    SCORERS,
     both_sides,
     make_allocator,
     make_method,
@@ -32,7 +32,7 @@ def resolve_method(scorer: Any, allocator: Any = None) -> tuple[Any, Any]:  # no
     left, rule = both_sides(scorer, allocator)
     if isinstance(left, str):
         path = is_address(left) or ("/" in left and ":" not in left)
-        if path or left in BUNDLED or (left and left not in METHODS and Path(left).is_dir()):
+        if path or left in BUNDLED or (left and left not in SCORERS and Path(left).is_dir()):
             left = load_policy(left)
     try:
         return (make_scorer(left), None) if rule is None else make_method(left, rule)

@@ -128,7 +128,7 @@ def _parse_options(name: str, text: str) -> dict[str, Value]:
 
 def attention_free(method: str) -> bool:
     """Whether a built-in method reads keys, values and positions only."""
-    return replace(METHODS[method]().needs, budget=False) == Needs()
+    return replace(SCORERS[method]().needs, budget=False) == Needs()
 
 
 def make_scorer(spec: str | Specification | Scorer | type[Scorer]) -> Scorer:
@@ -137,7 +137,7 @@ def make_scorer(spec: str | Specification | Scorer | type[Scorer]) -> Scorer:
     Raises UsageError, in one line, on an unknown method, preset or option, a value that is not
     allowed, an object that cannot be used or takes a built-in name.
     """
-    known = {name: kind.build for name, kind in METHODS.items()}
+    known = {name: kind.build for name, kind in SCORERS.items()}
     made, label = _build(spec, "method", {**known, **FROM_OUTSIDE})
     scorer = as_scorer(made)
     if not isinstance(scorer, Scorer) or not isinstance(scorer.needs, Needs):
@@ -145,7 +145,7 @@ def make_scorer(spec: str | Specification | Scorer | type[Scorer]) -> Scorer:
         lacks = ", ".join(missing) or "needs of type kvp.scoring.Needs"
         raise UsageError(f"{label} is no scorer: it has no {lacks}")
     name = re.split(r"[:(]", scorer.name)[0]
-    if type(scorer) is not METHODS.get(name, type(scorer)):  # results would be mixed up
+    if type(scorer) is not SCORERS.get(name, type(scorer)):  # results would be mixed up
         raise UsageError(f"{label}: kvp has its own {name!r}; give it another name")
     return scorer
 
@@ -219,7 +219,7 @@ def make_method(
     return ScorerAndAllocator(scorer, made)
 
 
-METHODS: Mapping[str, type[Heuristic]] = {
+SCORERS: Mapping[str, type[Heuristic]] = {
     kind.method: kind
     for kind in (
         Random, RandomPinned, RandomPerLayer, Ring, StreamingLLM, KNorm, KeyDiff, LagKV, SnapKV,
@@ -228,7 +228,7 @@ METHODS: Mapping[str, type[Heuristic]] = {
 }  # fmt: skip
 """Built-in scorers: method name -> class, in the order of `kvp.program.names`."""
 
-NULLS = tuple(name for name, kind in METHODS.items() if kind.null)
+NULLS = tuple(name for name, kind in SCORERS.items() if kind.null)
 """Scorers that score nothing: a method that does not beat them has learned nothing of a prompt."""
 
 ALLOCATORS: Mapping[str, type[BaseAllocator]] = {

@@ -26,7 +26,7 @@ from kvp.hf.shrink import choose, gather
 from kvp.ranking import Protection
 from kvp.scoring import Needs, Scorer
 from policies.kvzap import KVzap
-from policies.registry import METHODS, make_scorer
+from policies.registry import SCORERS, make_scorer
 
 Row = dict[str, object]
 
@@ -34,7 +34,7 @@ Row = dict[str, object]
 def rows(given: argparse.Namespace) -> list[Row]:
     """Every method at `given.child` tokens; those that need the future are named, not run."""
     model, tokenizer = setting.model_of(given), load_tokenizer("nano")
-    names = setting.selected(given, [*METHODS, "kvzap", "kvp"])
+    names = setting.selected(given, [*SCORERS, "kvzap", "kvp"])
     made = {name: _scorer(name, model) for name in names}
     skipped = {name: "reads the future" for name, scorer in made.items() if scorer.needs.future}
     warm = setting.prompt(min(128, given.child), given.device)
@@ -59,7 +59,7 @@ def rows(given: argparse.Namespace) -> list[Row]:
 
 def _spec(name: str) -> str:
     """The preset that is kvpress's form of a method, where it has one."""
-    presets = METHODS[name].presets if name in METHODS else {}
+    presets = SCORERS[name].presets if name in SCORERS else {}
     return f"{name}:kvpress" if "kvpress" in presets else name
 
 

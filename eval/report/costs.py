@@ -14,7 +14,7 @@ from eval.results.settings import MethodSetting
 from eval.results.shapes import TimingRow
 from eval.results.stats import Interval, median_interval
 from kvp.program.names import FULL
-from policies.registry import METHODS
+from policies.registry import SCORERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ def savings(comparison: Comparison, best: Best, timings: Iterable[Timing]) -> st
 
 def passes(method: str) -> int:
     """How often the model reads the prompt: twice for methods that have it repeat the prompt."""
-    known = METHODS.get(method)
+    known = SCORERS.get(method)
     return 1 if known is None or known().needs.reconstruction is None else 2
 
 

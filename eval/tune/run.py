@@ -43,7 +43,7 @@ from kvp.program.progress import phase, say
 from kvp.ranking import UNPROTECTED
 from policies import make_allocator, sizes_itself, split_method
 from policies.base import Grid, Options
-from policies.registry import METHODS, NULLS
+from policies.registry import NULLS, SCORERS
 
 TABLE = "settings.csv"
 
@@ -77,7 +77,7 @@ def _search(config: TuneConfig, spec: str, rule: str | None) -> Search:
     scorer, written = runs[0].scorer, runs[0].written[0]
     fixed, published = set[str](), list[Method]()
     if isinstance(scorer, Options) and written:
-        preset = written.argument if written.name in METHODS else None  # else a class
+        preset = written.argument if written.name in SCORERS else None  # else a class
         fixed = {*written.options, *scorer.presets.get(preset or "", {})}
         if not written.options and preset is None:
             published = [method_of(scorer.build(name, {})) for name in scorer.presets]

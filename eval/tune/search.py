@@ -25,7 +25,7 @@ from eval.results.tuned_settings import Scored, Tuned
 from kvp.errors import UsageError
 from kvp.ranking import Allocator
 from policies.base import Grid, Options
-from policies.registry import FROM_OUTSIDE, METHODS
+from policies.registry import FROM_OUTSIDE, SCORERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Search:
         written = self.runs[0].written[0]
         if method.scorer is None or written is None or method.ranking == self.runs[0].ranking:
             return self.scorer
-        if written.name in (*METHODS, *FROM_OUTSIDE):
+        if written.name in (*SCORERS, *FROM_OUTSIDE):
             return method.scorer.name
         assert isinstance(method.scorer, Options)  # no other scorer has settings
         return f"{written.name}:{written.argument}({method.scorer.changes})"

@@ -17,19 +17,19 @@ from kvp.errors import ModelError, PolicyError, UsageError, did_you_mean
 from kvp.hub import HubName, folder_meant, is_path
 from kvp.plugins import is_object_name, module_exists
 
-SCORERS = (
+SCORER_NAMES = (
     "random", "random_pinned", "random_per_layer", "ring", "streaming_llm", "knorm", "keydiff",
     "lagkv", "snapkv", "tova", "h2o", "kvzip", "contrastkv", "expected_attention", "gvote",
     "windowkv", "oracle",
 )  # fmt: skip
-"""Built-in scorers, the names of `policies.registry.METHODS`."""
-ALLOCATORS = (
+"""Built-in scorers, the names of `policies.registry.SCORERS`."""
+ALLOCATOR_NAMES = (
     "uniform", "pyramid", "ada", "global", "windowkv", "shared", "self_sized", "evolved",
 )  # fmt: skip
-"""Built-in allocators, those of `policies.registry.ALLOCATORS`."""
+"""Built-in allocators, the names of `policies.registry.ALLOCATORS`."""
 KVZAP, LEARNED, FULL, ALL_NULLS, TUNED = OTHER_METHODS = ("kvzap", "kvp", "full", "nulls", "tuned")
-"""Names before a colon or alone that mean no scorer of `SCORERS`: published networks, the policies
-of `--policies`, no eviction, all scorers that score nothing, and a settings file of kvp tune."""
+"""Names before a colon or alone that mean no scorer of `SCORER_NAMES`: published networks, the
+policies of `--policies`, no eviction, all scorers that score nothing, and a file of kvp tune."""
 
 TOKEN_INPUTS = ("key", "value", "position", "distance")
 """Inputs of a learned ranker that need no query; distance is that to the end of the cache."""
@@ -102,7 +102,7 @@ def check_methods(specs: Iterable[str], flag: str, others: Sequence[str] = OTHER
     """Raise UsageError, naming the flag, on an allocator or method that it cannot take."""
     for spec in specs:
         scorer, allocator = split_method(spec)
-        if message := _name_error("method", scorer, SCORERS, others):
+        if message := _name_error("method", scorer, SCORER_NAMES, others):
             raise UsageError(f"--{flag}: {', '.join((message, *others))}")
         if allocator is not None:
             check_allocators([allocator], flag)
@@ -111,7 +111,7 @@ def check_methods(specs: Iterable[str], flag: str, others: Sequence[str] = OTHER
 def check_allocators(specs: Iterable[str], flag: str) -> None:
     """Raise UsageError, naming the flag, on an allocator that cannot exist."""
     for spec in specs:
-        if message := _name_error("allocator", spec, ALLOCATORS):
+        if message := _name_error("allocator", spec, ALLOCATOR_NAMES):
             raise UsageError(f"--{flag}: {message}")
 
 

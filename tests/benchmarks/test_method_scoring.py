@@ -1,6 +1,6 @@
 """The benchmark of methods next to a prefill: every method is there, and shares are of one run."""
 
-from policies.registry import METHODS
+from policies.registry import SCORERS
 
 
 def test_every_registered_method_is_a_share_of_the_prefill(run_benchmark):
@@ -8,7 +8,7 @@ def test_every_registered_method_is_a_share_of_the_prefill(run_benchmark):
     report = run_benchmark("method_scoring", *sizes)
     assert report["machine"]["cores"]
     rows = {row["method"].partition(":")[0]: row for row in report["results"]}
-    assert set(rows) == {*METHODS, "kvp", "kvzap"}
+    assert set(rows) == {*SCORERS, "kvp", "kvzap"}
     assert rows.pop("oracle")["skipped"] == "reads the future"
     for row in rows.values():
         assert row["source"] == "kvp"

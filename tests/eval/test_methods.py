@@ -10,7 +10,7 @@ from eval.prepare import methods_of
 from kvp.errors import PolicyError, UsageError
 from kvp.program.settings import Group
 from policies import make_scorer, split_method
-from policies.registry import ALLOCATORS, METHODS, NULLS
+from policies.registry import ALLOCATORS, NULLS, SCORERS
 
 
 def _methods(methods, **fields):
@@ -64,7 +64,7 @@ def test_lists_name_everything_with_what_it_reads_and_costs(capsys):
     print_methods(Group())
     lines = capsys.readouterr().out.splitlines()
     names = {line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "}
-    assert names == {"full", "kvp", "kvzap:WEIGHTS", *METHODS, *ALLOCATORS}
+    assert names == {"full", "kvp", "kvzap:WEIGHTS", *SCORERS, *ALLOCATORS}
     kvzip = lines[next(n for n, line in enumerate(lines) if line.startswith("  kvzip")) :][:4]
     assert "extra passes that repeat the context" in kvzip[1]
     assert "forward pass" in kvzip[2]

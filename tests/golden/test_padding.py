@@ -9,10 +9,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from kvp.hf import evicting
 from kvp.ranking import UNPROTECTED, Protection
-from policies.registry import ALLOCATORS, METHODS, make_method
+from policies.registry import ALLOCATORS, SCORERS, make_method
 
 LENGTHS = (64, 47, 23, 64)
-METHOD_SPECS = [name for name in METHODS if name != "oracle"]  # the future cannot be run
+METHOD_SPECS = [name for name in SCORERS if name != "oracle"]  # the future cannot be run
 SPLIT_SPECS = [
     "snapkv+pyramid", "snapkv+windowkv", "kvzip+ada", "kvzip+global",
     "snapkv+shared",    "gvote+self_sized",

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from policies.registry import ALLOCATORS, METHODS
+from policies.registry import ALLOCATORS, SCORERS
 
 PAGES = Path(__file__).parents[2] / "docs" / "methods"
 SAME_NAME = {"windowkv": "windowkv_rule"}
 """Allocators that are called like a scorer, and their pages."""
 ENTRIES = [
-    *((name, entry) for name, entry in METHODS.items()),
+    *((name, entry) for name, entry in SCORERS.items()),
     *((SAME_NAME.get(name, name), entry) for name, entry in ALLOCATORS.items()),
 ]
 PARTS = ("## Formula", "## Source", "## Cost", "## When to use it")

@@ -14,7 +14,7 @@ from reference.methods import GOLDEN, NOT_COMPUTED
 from reference.ranking import FORCED, kept, order, protected, tied, undecided
 
 from kvp.ranking import UNPROTECTED, Protection, rank_tokens, select
-from policies.registry import METHODS, make_scorer
+from policies.registry import SCORERS, make_scorer
 
 DEFAULT = Protection(sinks=4, recents=16)
 each = pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.spec)
@@ -108,6 +108,6 @@ def test_gvote_draws_a_diagonal_gaussian():
 
 def test_every_scorer_of_the_registry_is_in_the_table_with_its_presets():
     specs = {golden.spec for golden in GOLDEN}
-    for name, entry in METHODS.items():
+    for name, entry in SCORERS.items():
         if name not in NOT_COMPUTED:
             assert {name, *(f"{name}:{preset}" for preset in entry.presets)} <= specs

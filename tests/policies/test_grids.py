@@ -3,9 +3,9 @@
 import pytest
 
 from kvp.errors import UsageError
-from policies.registry import ALLOCATORS, METHODS
+from policies.registry import ALLOCATORS, SCORERS
 
-OPTIONS = [*METHODS.values(), *ALLOCATORS.values()]
+OPTIONS = [*SCORERS.values(), *ALLOCATORS.values()]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: options.__name__)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import Scorer
-from policies.registry import METHODS, attention_free, make_scorer
+from policies.registry import SCORERS, attention_free, make_scorer
 
 ATTENTION_FREE = {
     "random", "random_per_layer", "ring", "streaming_llm", "knorm", "keydiff", "lagkv",
 }  # fmt: skip
 SPECS = [
-    *(spec for entry in METHODS.values()
+    *(spec for entry in SCORERS.values()
       for spec in (entry.method, *(f"{entry.method}:{preset}" for preset in entry.presets))),
     "lagkv(lag=8)", "snapkv(window=16,pool=avg)", "tova(per_kv_head=true)",
     "h2o(normalize=visible)", "kvzip(plus=true)", "contrastkv(beta=0.05)",
@@ -123,5 +123,5 @@ def test_names_rebuild_the_scorer(spec):
 
 
 def test_every_method_has_a_cost_and_some_read_no_attention():
-    assert set(filter(attention_free, METHODS)) == ATTENTION_FREE
-    assert all(entry.cost for entry in METHODS.values())
+    assert set(filter(attention_free, SCORERS)) == ATTENTION_FREE
+    assert all(entry.cost for entry in SCORERS.values())

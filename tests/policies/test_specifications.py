@@ -9,7 +9,7 @@ from kvp.ranking import UNPROTECTED
 from kvp.scoring import ALL_QUERIES, AUTO_GROUP, Needs, Noise, Reconstruction
 from policies import make_allocator, make_method, make_scorer, split_method
 from policies.allocators.evolved import BudgetFile, save_budgets
-from policies.registry import METHODS, needs_in_words
+from policies.registry import SCORERS, needs_in_words
 
 
 @pytest.mark.parametrize(
@@ -170,4 +170,4 @@ def test_needs_are_put_in_words(needs, words):
 )
 def test_bad_options(method, options, message):
     with pytest.raises(UsageError, match=f"^{method}: {message}"):
-        METHODS[method](**options)
+        SCORERS[method](**options)

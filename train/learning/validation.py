@@ -24,13 +24,13 @@ from kvp.metrics import attention_lost, grid_budgets, lost_importance, skill
 from kvp.ranking import UNPROTECTED, Protection
 from kvp.scoring import View, group_budgets, score_layers
 from policies.ranker import HeadRankers
-from policies.registry import METHODS, attention_free
+from policies.registry import SCORERS, attention_free
 from train.data.contexts import RankingContext, scores_of
 
 VALIDATED_BUDGETS = parse_budgets("6.25%,12.5%,25%,50%")
 """Budgets whose lost attention is reported."""
 HEURISTICS = [
-    name for name in METHODS
+    name for name in SCORERS
     if attention_free(name) and name not in ("random_per_layer", "ring")
 ]  # fmt: skip
 """Methods to compare with; the two left out rank the tokens of a single head as `random` does, or
@@ -134,7 +134,7 @@ def heuristic_skills(context: RankingContext, geometry: Geometry, heads: range) 
             )
     skills = []
     for name in HEURISTICS:
-        scorer, scored = METHODS[name](), []
+        scorer, scored = SCORERS[name](), []
         for budgets in group_budgets(scorer.needs, grid_budgets(context.length)):
             at = (replace(view, budget=budgets[-1]) for view in views)
             scores = torch.cat(score_layers(scorer, at), dim=1)[0].cpu()  # [A, N]

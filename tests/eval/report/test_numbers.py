@@ -15,7 +15,7 @@ from eval.results.records import policy_groups
 from eval.results.sentences import sentences
 from eval.results.settings import are_shares, budget_axis
 from eval.results.tuned_settings import Scored, Tuned
-from policies.registry import METHODS
+from policies.registry import SCORERS
 
 GROUPS = {None: "", "seed0": "", "seed1": ""}
 
@@ -253,7 +253,7 @@ def test_seconds_and_bytes_are_ratios_to_the_full_cache(made):
 
 def test_styles_tell_many_methods_apart():
     many = [*(f"mine{number}" for number in range(18)), *(f"kvp/{number}" for number in range(9))]
-    many += METHODS
+    many += SCORERS
     styles = line_styles({name: name.partition("/")[0] for name in many})
     pairs = {(style["color"], str(style["linestyle"])) for style in styles.values()}
     assert len(pairs) == len(many)

@@ -8,7 +8,7 @@ import pytest
 from eval.config import TuneConfig
 from eval.tune.run import subjects_of
 from eval.tune.search import next_batch
-from policies.registry import METHODS
+from policies.registry import SCORERS
 
 
 def _subject(methods, length=512):
@@ -40,7 +40,7 @@ def _peak(**at):
     return score
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SCORERS)
 def test_every_method_gets_the_same_number_of_settings(name):
     scores = _search(_subject(name), lambda setting: float(setting.protected), 40)
     assert len(scores) == 40

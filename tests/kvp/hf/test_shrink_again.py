@@ -10,7 +10,7 @@ from kvp.hf import evicting, prefill_and_evict
 from kvp.hf.attention import QueryRecorder
 from kvp.hf.cache import EvictingCache
 from kvp.ranking import Protection
-from policies.registry import METHODS, make_allocator, make_scorer
+from policies.registry import SCORERS, make_allocator, make_scorer
 
 PROTECTION = Protection(sinks=2, recents=4)
 
@@ -156,7 +156,7 @@ def test_a_prefilled_cache_is_shrunk_in_an_answer(qwen, prompt, by_content):
     assert cache.turn.prompts == (39,)  # all but the token that is fed again
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", sorted(SCORERS))
 def test_every_method_decodes_or_says_that_it_cannot(
     qwen, prompt, generate, assert_row_masked, noted, method, one_line
 ):

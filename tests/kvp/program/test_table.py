@@ -11,10 +11,10 @@ import pytest
 
 from kvp import __version__
 from kvp.program.command_line import flags_of
-from kvp.program.names import ALLOCATORS, OTHER_METHODS, SCORERS
+from kvp.program.names import ALLOCATOR_NAMES, OTHER_METHODS, SCORER_NAMES
 from kvp.program.table import PROGRAMS, load, main, run_program
 from policies import registry
-from policies.registry import METHODS
+from policies.registry import SCORERS
 
 HEAVY = "{'torch', 'transformers', 'numpy', 'scipy', 'zarr', 'matplotlib', 'lm_eval'}"
 CONFIGURED = [name for name, program in PROGRAMS.items() if program.config]
@@ -101,8 +101,8 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported():
 
 
 def test_the_names_known_without_torch_are_those_of_the_registries():
-    assert [kind.method for kind in METHODS.values()] == list(SCORERS)
-    assert [kind.method for kind in registry.ALLOCATORS.values()] == list(ALLOCATORS)
+    assert [kind.method for kind in SCORERS.values()] == list(SCORER_NAMES)
+    assert [kind.method for kind in registry.ALLOCATOR_NAMES.values()] == list(ALLOCATOR_NAMES)
     assert set(OTHER_METHODS) > set(registry.FROM_OUTSIDE)
 
 

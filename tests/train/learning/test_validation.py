@@ -8,7 +8,7 @@ from kvp.geometry import Geometry
 from kvp.metrics import grid_budgets
 from kvp.scoring import View
 from policies.ranker import HeadRankers, RankerSpec
-from policies.registry import METHODS
+from policies.registry import SCORERS
 from train.data.contexts import RankingContext
 from train.learning.validation import HEURISTICS, evaluate, heuristic_skills
 
@@ -110,7 +110,7 @@ def test_numbers_are_those_of_one_budget_after_the_other():
     """lagkv, which looks at the budget: scored at the grid, evicting budget by budget."""
     tokens = 64
     one = context(peaked(4, 12, tokens))
-    skills, scorer = skills_of(one)["lagkv"], METHODS["lagkv"]()
+    skills, scorer = skills_of(one)["lagkv"], SCORERS["lagkv"]()
     for index in (0, 6):
         layer, head = divmod(index, 4)
         weights = one.importance[index].double().numpy()
