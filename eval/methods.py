@@ -21,10 +21,9 @@ from kvp.program.settings import ProtectionConfig
 from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
 from kvp.scoring import Scorer
 from policies import load_policy, make_allocator, make_scorer, sizes_itself, split_method
-from policies.allocators.evolved import Evolved, budget_path
+from policies.allocators.evolved import Evolved
 from policies.base import Options
 from policies.controls import Random
-from policies.kvzap import KVzap
 from policies.learned import LearnedScorer
 from policies.registry import ALLOCATORS, NULLS, SCORERS, Specification, make_method, parse
 from policies.sources import INDEX, PolicySource, find_policy
@@ -261,16 +260,18 @@ def check_geometries(methods: Sequence[Method], geometry: Geometry) -> None:
 
 
 def file_digests(policies: Sequence[str], methods: Sequence[Method]) -> dict[str, str]:
-    """Digests of the files methods come from: policies by label, others by allocator or method."""
+    """Digests of the files methods come from: policies by label, else by scorer or allocator.
+
+    A scorer or an allocator that is made from a file has the file's digest as `digest`.
+    """
     sources = policy_sources(policies) | {
         label: scorer.source for label, scorer in policies_of(methods).items() if scorer.source
     }
     digests = {label: sha256_file(source.folder / INDEX) for label, source in sources.items()}
     for method in methods:
-        if isinstance(method.allocator_object, Evolved):
-            digests[method.allocator] = sha256_file(budget_path(method.allocator_object.file))
-        if isinstance(method.scorer, KVzap):
-            digests[method.scorer.name] = method.scorer.digest
+        for made in (method.scorer, method.allocator_object):
+            if made is not None and (digest := getattr(made, "digest", None)):
+                digests[made.name] = digest
     return digests
 
 

@@ -111,11 +111,11 @@ def require(what: str, extra: str, *packages: str, error: type[KvpError] = Usage
 
 
 @contextmanager
-def own_errors(code: object, what: str) -> Iterator[None]:
+def own_errors(code: object, what: str, hint: str = "") -> Iterator[None]:
     """Around a call of `code`, a component: where it is a user's own, its errors become one line.
 
-    The line begins with `what` and ends with the place of the error. Errors of what kvp brings are
-    bugs of kvp and pass as they are.
+    The line begins with `what` and ends with the place of the error, and with a `hint` where an
+    object was not what the code took it for. Errors of kvp's own code are bugs and pass.
     """
     module = getattr(code, "__module__", None) or ""
     try:
@@ -125,7 +125,8 @@ def own_errors(code: object, what: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if module.partition(".")[0] in ("kvp", *NAMES):
             raise
-        raise UsageError(f"{what} failed ({reason_of(error)}{_place(error)})") from error
+        more = hint * isinstance(error, AttributeError | TypeError)
+        raise UsageError(f"{what} failed ({reason_of(error)}{_place(error)}){more}") from error
 
 
 def _place(error: BaseException) -> str:

@@ -183,6 +183,9 @@ def sizes_of(scorer: Scorer) -> Callable[[Tensor], Tensor] | None:
     return scorer.sizes if isinstance(scorer, SelfSizing) else None
 
 
+_NOT_ASKED_FOR = ": its view has only the inputs that `needs` asks for"
+
+
 def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
     """Score every layer of a model, in order: one [B, H, N - fed_again] float32 tensor per layer.
 
@@ -198,7 +201,7 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
         if index % size:
             scores.append(scores[-1])
             continue
-        with own_errors(scorer, f"method {scorer.name}"):
+        with own_errors(scorer, f"method {scorer.name}", _NOT_ASKED_FOR):
             before = _versions(view)
             scored, shape = scorer.score(view), view.keys.shape[:3]
             if scored.shape != shape:

@@ -20,8 +20,8 @@ from kvp import __version__
 from kvp.budgets import parse_budget
 from kvp.hf import EvictingCache, Prefill, load_tokenizer
 from kvp.hf.attention import QueryRecorder
+from kvp.hf.hidden_states import HiddenRecorder
 from kvp.hf.prefill import prefill
-from kvp.hf.scorer_inputs import HiddenRecorder
 from kvp.hf.shrink import choose, gather
 from kvp.ranking import Protection
 from kvp.scoring import Needs, Scorer

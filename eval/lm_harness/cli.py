@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from kvp.errors import UsageError, call_program
+from kvp.errors import UsageError
 from kvp.plugins import require
+from kvp.program.exit_codes import call_program
 
 DESCRIPTION = """usage: kvp lm-eval [run] [ARGUMENTS OF lm-eval ...]
 

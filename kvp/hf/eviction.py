@@ -33,12 +33,13 @@ from kvp.geometry import check_geometry
 from kvp.hf.attention import QueryRecorder, Undo, kvp_attention_set, share_change
 from kvp.hf.cache import EvictingCache, PromptState
 from kvp.hf.calls import OPEN, Call, block_call, calling, refuse_inside_block
+from kvp.hf.hidden_states import HiddenRecorder
 from kvp.hf.kept import Kept
 from kvp.hf.model_access import check_mode, check_model, unwrap_model
 from kvp.hf.model_config import geometry_of, rope_switch
 from kvp.hf.model_identity import warn_of_another_model
 from kvp.hf.prefill import Prefill, prefill, recorded_hidden
-from kvp.hf.scorer_inputs import HiddenRecorder, check_inputs, reads_text
+from kvp.hf.scorer_inputs import check_inputs, reads_text
 from kvp.hf.shrink import EvictionRule, check_repeatable, shrink, shrink_again
 from kvp.hf.visibility import RIGHT_PADDED, count_left_padding, count_on
 from kvp.plugins import instance_of

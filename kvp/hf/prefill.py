@@ -28,8 +28,9 @@ from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import OtherLayer, copies, without_padding
 from kvp.hf.calls import refuse_inside_block
 from kvp.hf.decoding import next_logits
+from kvp.hf.hidden_states import HiddenRecord, HiddenRecorder
 from kvp.hf.model_access import check_mode, unwrap_model
-from kvp.hf.scorer_inputs import HiddenRecord, HiddenRecorder, ScorerInputs, needs_scorer_inputs
+from kvp.hf.scorer_inputs import ScorerInputs, needs_scorer_inputs
 from kvp.scoring import ALL_QUERIES, Needs, View
 
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kvp.errors import UsageError, call_program, did_you_mean
+from kvp.errors import UsageError, did_you_mean
 from kvp.plugins import import_own, prefer_own_packages
 from kvp.program.command_line import parse
+from kvp.program.exit_codes import call_program
 from kvp.version import __version__
 
 prefer_own_packages()

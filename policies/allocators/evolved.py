@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kvp.artifacts.files import raising_as
-from kvp.artifacts.manifest import Format, write_sealed_json
+from kvp.artifacts.manifest import Format, sha256_file, write_sealed_json
 from kvp.errors import PolicyError, UsageError
 from kvp.ranking import Protection, Request
 from policies.allocators.per_layer import exact_counts, in_every_head
@@ -105,6 +105,11 @@ class Evolved(BaseAllocator):
     def budgets(self) -> BudgetFile:
         """Content of the budget file."""
         return load_budgets(self.file)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the budget file."""
+        return sha256_file(budget_path(self.file))
 
     @property
     def name(self) -> str:

@@ -25,7 +25,7 @@ def run(config):
 """
 PROGRAM = """
 from dying import Config, run
-from kvp.errors import call_program
+from kvp.program.exit_codes import call_program
 from kvp.program.ray_engine import do_with_ray
 
 config = Config(engine="ray", workers=2, out="out")

@@ -5,7 +5,7 @@ import torch
 
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, observe, prefill
-from kvp.hf.scorer_inputs import HiddenRecorder
+from kvp.hf.hidden_states import HiddenRecorder
 from kvp.scoring import ALL_QUERIES, Needs
 
 
@@ -107,7 +107,7 @@ def test_statistics_of_a_prompt(model, prompt, entering):
 
 def test_passes_of_one_block_add_up(qwen, prompt, entering, monkeypatch):
     """A prompt in pieces, reduced in parts, gives the statistics of the whole."""
-    monkeypatch.setattr("kvp.hf.scorer_inputs._BLOCK", 7)
+    monkeypatch.setattr("kvp.hf.hidden_states._BLOCK", 7)
     ids = prompt(40)
     recorder = HiddenRecorder((4,))
     with recorder.recording(qwen):

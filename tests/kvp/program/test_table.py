@@ -102,7 +102,7 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported():
 
 def test_the_names_known_without_torch_are_those_of_the_registries():
     assert [kind.method for kind in SCORERS.values()] == list(SCORER_NAMES)
-    assert [kind.method for kind in registry.ALLOCATOR_NAMES.values()] == list(ALLOCATOR_NAMES)
+    assert [kind.method for kind in registry.ALLOCATORS.values()] == list(ALLOCATOR_NAMES)
     assert set(OTHER_METHODS) > set(registry.FROM_OUTSIDE)
 
 

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from kvp.errors import StoreError, call_program
+from kvp.errors import StoreError
+from kvp.program.exit_codes import call_program
 
 
 def _raise(error):
