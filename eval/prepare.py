@@ -196,7 +196,7 @@ def prepare(
 ) -> Prepared:
     """Load and check all but the weights; raises KvpError on anything the user can mend."""
     expand_tasks(config.task_list)
-    tuning = check_settings(config, methods)
+    tuning = check_tuning(config, methods)
     geometry, tokenizer, positions = read_model(config, methods, loaded)
     requested = TaskSettings.of(config, count=config.prompts)
     prompts, notes = load_all(requested, tokenizer, positions)
@@ -242,7 +242,7 @@ def _check_names(model: str, methods: Sequence[Method], prompts: Sequence[Prompt
             raise ValueError(f"two prompts are called {twice[0]}")
 
 
-def check_settings(config: EvalConfig, methods: Iterable[Method]) -> list[str]:
+def check_tuning(config: EvalConfig, methods: Iterable[Method]) -> list[str]:
     """Notes on what differs from the tuning of every `tuned:FILE`.
 
     Raises UsageError where settings were chosen on the prompts to be evaluated (the same split, or
@@ -283,7 +283,7 @@ def plan(
     for every prompt, or is a token count below them, it is run without protection only (`both`) or
     refused (`on`, UsageError; a percentage then keeps the protected tokens).
     """
-    small, notes = _small(budgets, lengths, protection=protection, protected=protected)
+    small, notes = _budgets_too_small(budgets, lengths, protection=protection, protected=protected)
     settings: list[Method] = []
     for method in methods:
         full, chosen = method.scorer is None, (method.protected,)
@@ -301,7 +301,7 @@ def too_small(lengths: Iterable[int], budget: Budget, protected: Protection) -> 
     return [length for length in lengths if budget.tokens(length) < min(protected.tokens, length)]
 
 
-def _small(
+def _budgets_too_small(
     budgets: Sequence[Budget], lengths: Sequence[int], *, protection: str, protected: Protection
 ) -> tuple[set[Budget], list[str]]:
     """Budgets without protected settings, and a note on each that is below the protected tokens."""

@@ -382,7 +382,7 @@ class Comparison:
         return len(self.gaps) * max(2, methods) // 2
 
     @cached_property
-    def told(self) -> set[CellKey]:
+    def significant(self) -> set[CellKey]:
         """Keys of the `gaps` that are not 0, wherever they are shown (Holm)."""
         return stats.holm(self.gaps, self.tests)
 
@@ -397,10 +397,10 @@ class Comparison:
         lead = self.cells[first, best.budget]
         gaps = {other: gap for other in others
                 if (gap := self.minus(self.cells[other, best.budget], lead))}  # fmt: skip
-        told = stats.holm(gaps, self.tests)
+        significant = stats.holm(gaps, self.tests)
         if self.best and first == self.best.settings[0]:
-            told = {setting for setting, spec in self.told if spec == best.budget}
-        return {other: -gap for other, gap in gaps.items()}, told
+            significant = {setting for setting, spec in self.significant if spec == best.budget}
+        return {other: -gap for other, gap in gaps.items()}, significant
 
     def equal_counts(self, setting: MethodSetting) -> MethodSetting | None:
         """A policy's setting with as many tokens in every head, if run."""

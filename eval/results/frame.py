@@ -69,7 +69,7 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
     cache_bytes, share_of_full (of its answers, or times its perplexity), and the paired differences
     minus_full and minus_lead (to the method that `sentences` are about, over all tasks and chosen
     settings), in shares of answers or nats per token, more is better, each with _low, _high and
-    _differs (`stats.holm`; of the lead `Comparison.told`).
+    _differs (`stats.holm`; of the lead `Comparison.significant`).
     """
     usable, settings = comparison.sorted.usable, comparison.settings
     rows: list[dict[str, object]] = []
@@ -86,7 +86,8 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
         }  # fmt: skip
         to_lead = {key: gap for key, gap in comparison.gaps.items()
                    if overall and key[0] in comparison.choices}  # fmt: skip
-        differ, told = holm(to_full), comparison.told if overall else set()
+        differ = holm(to_full)
+        significant = comparison.significant if overall else set()
         for key in known:
             (setting, spec), of = key, cells[key]
             row: dict[str, object] = {
@@ -102,15 +103,16 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
                 "share_of_full": of.interval.mean / mean if mean else math.nan,
             }  # fmt: skip
             row |= _gap_columns("minus_full", key, to_full, differ)
-            rows.append(row | _gap_columns("minus_lead", key, to_lead, told))
+            rows.append(row | _gap_columns("minus_lead", key, to_lead, significant))
     return pandas.DataFrame(rows)
 
 
 def _gap_columns(
-    name: str, key: CellKey, gaps: Mapping[CellKey, Interval], told: set[CellKey]
+    name: str, key: CellKey, gaps: Mapping[CellKey, Interval], significant: set[CellKey]
 ) -> dict[str, object]:
     mean, low, high = gaps[key].numbers if key in gaps else (math.nan,) * 3
-    return {name: mean, f"{name}_low": low, f"{name}_high": high, f"{name}_differs": key in told}
+    gap: dict[str, object] = {name: mean, f"{name}_low": low, f"{name}_high": high}
+    return gap | {f"{name}_differs": key in significant}
 
 
 class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no types here

@@ -120,7 +120,7 @@ class ContextSource:
     def context(self, point: CompressionPoint) -> RankingContext:
         """All cached tokens of a point, on the source's device; StoreError on damage."""
         with self._turn:
-            importance, *last = self._importance(point)
+            importance, *last = self._label_and_queries(point)
             keys, values = self._keys_and_values(point.sequence)
         keys = keys.to(self.device)
         return RankingContext(
@@ -159,7 +159,7 @@ class ContextSource:
             keys, _ = self._keys_and_values(sequence)
         return cached[0].to(self.device), keys.to(self.device)
 
-    def _importance(self, point: CompressionPoint) -> tuple[Tensor, ...]:
+    def _label_and_queries(self, point: CompressionPoint) -> tuple[Tensor, ...]:
         """[A, N] float32 label of a point; where rankers read them, its last queries, too.
 
         They are [L, H, G, W, D], a sixth of the features of 1,024 tokens that are made of them.

@@ -222,7 +222,7 @@ def test_one_method_beside_the_oracle_is_compared():
         for example in range(40)
     ]
     (comparison,) = _compared(records)
-    assert {spec for _, spec in comparison.told} == {"25%", "50%"}
+    assert {spec for _, spec in comparison.significant} == {"25%", "50%"}
 
 
 def test_nulls_are_named_apart_and_settings_not_chosen_on_the_prompts_shown():
@@ -252,7 +252,7 @@ def test_few_prompts_get_numbers_and_no_verdict():
             for number in range(prompts)
         ]
         (comparison,) = _compared(records)
-        return "\n".join(sentences(comparison)), comparison.told
+        return "\n".join(sentences(comparison)), comparison.significant
 
     few, none = of(9)
     assert re.search(r"snapkv, answers 0% \(0 to \d+\): \+100\.0 points", few)
