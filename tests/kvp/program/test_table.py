@@ -14,7 +14,6 @@ from kvp.program.command_line import flags_of
 from kvp.program.names import ALLOCATOR_NAMES, OTHER_METHODS, SCORER_NAMES
 from kvp.program.table import PROGRAMS, load, main, run_program
 from policies import registry
-from policies.registry import SCORERS
 
 HEAVY = "{'torch', 'transformers', 'numpy', 'scipy', 'zarr', 'matplotlib', 'lm_eval'}"
 CONFIGURED = [name for name, program in PROGRAMS.items() if program.config]
@@ -101,7 +100,7 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported():
 
 
 def test_the_names_known_without_torch_are_those_of_the_registries():
-    assert [kind.method for kind in SCORERS.values()] == list(SCORER_NAMES)
+    assert [kind.method for kind in registry.SCORERS.values()] == list(SCORER_NAMES)
     assert [kind.method for kind in registry.ALLOCATORS.values()] == list(ALLOCATOR_NAMES)
     assert set(OTHER_METHODS) > set(registry.FROM_OUTSIDE)
 
