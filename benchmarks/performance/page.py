@@ -23,7 +23,8 @@ policy adds to a prefill of real models on a CPU is on other pages:
 [in vLLM](results/engines.md#speed-and-memory-in-vllm).
 """
 INTRODUCTION = """Each number is of one run on one machine: processor time of all threads on a CPU,
-wall time on a GPU. An incomplete run was ended at its time limit.
+wall time on a GPU. An incomplete run was ended at its time limit: its table lacks
+some of what its command names.
 `python -m benchmarks.performance` writes this page from the linked JSON files, which also have
 cores, driver, load, medians and rounds. [Speed]({speed}) says what the numbers decided.
 """
