@@ -99,8 +99,8 @@ class ModelConfig(Group):
     dtype: DtypeName = "float32"
     """Dtype of the model, and of traces that are taken from it."""
     chat_template: bool = True
-    """Put prompts into the tokenizer's chat template, where it has one; without it they are plain
-    text. Running text and worked examples never have one."""
+    """Put prompts and messages into the tokenizer's chat template, where it has one; without it
+    they are plain text. Running text and worked examples never have one."""
 
     def check_names(self) -> None:
         """Raise KvpError on a name that cannot exist."""
