@@ -59,12 +59,13 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
 def smallest_budgets(comparison: Comparison) -> list[str]:
     """The smallest budget at which each named method loses little to the full cache.
 
-    A line, and one more on methods of which too few prompts show it at the largest budget.
+    A line of those that have one, one of those that lose more in the mean at the largest budget,
+    and one of those of which too few prompts show it there.
     """
     best, full = comparison.best, comparison.full
     if best is None or full is None or comparison.kind != "accuracy":
         return []
-    shown, unshown = list[str](), list[str]()
+    shown, lost, unshown = list[str](), list[str](), list[str]()
     specs = sorted({spec for _, spec in comparison.cells} - {SELF_SIZED, FULL}, key=budget_order)
     for setting in [one for one in best.settings if one.method not in NULLS]:
         gaps = {
@@ -74,19 +75,20 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
         if not gaps:
             continue
         smallest, open_one = stats.find_smallest_budget(gaps)
-        said, words, largest = shown, f" {smallest or 'none'}", next(iter(gaps))
-        if smallest is None and gaps[largest].mean > -stats.RESOLUTION:
-            said, words, open_one = unshown, ", for want of prompts", largest
+        said, words, largest = shown, f" {smallest}", next(iter(gaps))
+        if smallest is None:
+            few = gaps[largest].mean > -stats.RESOLUTION
+            said, words, open_one = (unshown, "", largest) if few else (lost, "", None)
         if open_one:
             number = stats.prompts_to_hold(gaps[open_one])
-            words += f" ({open_one}: about {number:,} prompts would tell)"
+            words += f" (at {open_one} about {number:,} prompts would show it)"
         said.append(f"{setting.label}{words}")
     cases = {
-        "Smallest budget of those run that loses at most 5 points to the full cache (95 %): ":
-        shown,
-        "No budget of those run is shown to lose at most 5 points to the full cache (95 % "
-        "confidence): ": unshown,
-    }  # fmt: skip
+        "Smallest budget of those run that loses at most 5 points to the full cache (95 % "
+        "confidence): ": shown,
+        "More than 5 points are lost to the full cache at the largest budget: ": lost,
+        "Too few prompts to show that at most 5 points are lost to the full cache: ": unshown,
+    }
     return [f"{case}{'; '.join(said)}." for case, said in cases.items() if said]
 
 
@@ -98,6 +100,9 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
     score = _score(comparison, first, budget).replace("(", "(95 % interval ")
     said = f"{place}, with the {SEEN[comparison.protocol]} before compression, {name} {score}"
+    none_right = comparison.kind == "accuracy" and not comparison.cells[first, budget].interval.mean
+    if none_right and not best.learned:
+        said = said.replace(f"{name} {score}", "no method answers any question")
     if full := comparison.full:
         said += f", the full cache {_mean_text(comparison, full)}"
     equal = comparison.equal_counts(first)

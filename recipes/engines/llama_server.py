@@ -1,6 +1,6 @@
 """A stock llama-server answers ten questions about three documents, or your own, both ways.
 
-    python recipes/engines/llama_server.py LLAMA_SERVER FILE.gguf --policy smollm2-135m-instruct
+    python recipes/engines/llama_server.py LLAMA_SERVER FILE.gguf --policy smollm2-135m-instruct-kv
 
 Reads the GGUF file in transformers, compresses the documents and writes their slot files; starts
 the server, restores one slot per document, asks over the server's own HTTP interface, asks the same
@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("server", help="the program llama-server")
     parser.add_argument("gguf", help="the model's file")
-    parser.add_argument("--policy", default="smollm2-135m-instruct")
+    parser.add_argument("--policy", default="smollm2-135m-instruct-kv")
     parser.add_argument("--budget", default="12.5%", help="tokens that every KV head keeps")
     parser.add_argument("--rows", help="a file of questions of your own (docs/data.md)")
     parser.add_argument("--prompts", type=int, default=30, help="the first questions of --rows")

@@ -356,6 +356,9 @@ def main(out: Path, texts: Path | None = None) -> None:
     """Write the conversations."""
     made = Documents(texts)
     kinds = made.available(DRAWN)
+    missing = {*DRAWN.split()} - {kind.__name__ for kind in kinds}
+    if missing:
+        print(f"left out, since D lacks their files: {', '.join(sorted(missing))}")
     rows = [made.conversation(kinds) for _ in range(CONVERSATIONS)]
     lines = (json.dumps(row) + "\n" for row in rows if row is not None)
     out.write_text("".join(lines), encoding="utf-8")

@@ -190,9 +190,8 @@ def test_the_summary_names_what_the_figure_draws_in_front(make_comparison):
         "other, paired by prompt. The best methods were picked on these prompts, which favours "
         "them. To tell differences of 5 points apart, run about N prompts in all. +p: first and "
         "last tokens are always kept.\n"
-        "No budget of those run is shown to lose at most 5 points to the full cache (95 % "
-        "confidence): kvp +p, for want of prompts (50%: about N prompts would tell); knorm +p, for "
-        "want of prompts (50%: about N prompts would tell)."
+        "Too few prompts to show that at most 5 points are lost to the full cache: kvp +p (at 50% "
+        "about N prompts would show it); knorm +p (at 50% about N prompts would show it)."
     )
     shown = {setting.family: front for setting, front in drawn_settings(comparison).items()}
     assert shown == {"full": True, "oracle": True, "kvp": True, "knorm": True, "random": True,

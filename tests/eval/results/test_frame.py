@@ -138,8 +138,8 @@ def test_learned_and_best_methods_are_compared_with_the_full_cache():
         "minus the other, paired by prompt. The best methods were picked on these prompts, which "
         "favours them. To tell differences of 5 points apart, run about 400 prompts in all.\n"
         # 1 x (100 / 5) ** 2
-        "Smallest budget of those run that loses at most 5 points to the full cache (95 %): "
-        "kvp+global none; kvzip+global none."
+        "More than 5 points are lost to the full cache at the largest budget: kvp+global; "
+        "kvzip+global."
     )
 
 
@@ -147,11 +147,11 @@ def test_learned_and_best_methods_are_compared_with_the_full_cache():
     ("wrong", "words"),
     [
         # of 200 prompts that the full cache answers, those lost at 50, 25, 12.5 %
-        ((0, 0, 0), "(95 %): kvp 12.5%"),
-        ((1, 2, 30), "(95 %): kvp 25%"),
-        ((1, 7, 0), "(95 %): kvp 50% (25%: about 909 prompts would tell)"),
-        ((30, 0, 0), "(95 %): kvp none"),
-        ((7, 0, 0), "kvp, for want of prompts (50%: about 909 prompts would tell)"),
+        ((0, 0, 0), "confidence): kvp 12.5%"),
+        ((1, 2, 30), "confidence): kvp 25%"),
+        ((1, 7, 0), "confidence): kvp 50% (at 25% about 909 prompts would show it)"),
+        ((30, 0, 0), "at the largest budget: kvp"),
+        ((7, 0, 0), "full cache: kvp (at 50% about 909 prompts would show it)"),
     ],
 )
 def test_the_smallest_budget_that_loses_little(wrong, words):
