@@ -6,6 +6,7 @@ import json
 import os
 import textwrap
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ policy adds to a prefill of real models on a CPU is on other pages:
 [in vLLM](results/engines.md#speed-and-memory-in-vllm).
 """
 INTRODUCTION = """Each number is of one run on one machine: processor time of all threads on a CPU,
-wall time on a GPU. An incomplete run was ended at its time limit: its table lacks
-some of what its command names.
+wall time on a GPU. An incomplete run was ended at its time limit.
 `python -m benchmarks.performance` writes this page from the linked JSON files, which also have
 cores, driver, load, medians and rounds. [Speed]({speed}) says what the numbers decided.
 """
@@ -101,5 +101,18 @@ def _machine(report: Report) -> str:
     if of.get("changed"):
         commit += " with changes"
     parts = [hardware or "unknown hardware", f"torch {of['torch']}", commit]
-    ended = report["settings"].get("ended")
-    return ", ".join(parts) + ("." if ended is None else f". Incomplete: {ended}.")
+    if (ended := report["settings"].get("ended")) is None:
+        return f"{', '.join(parts)}."
+    lacking = ", ".join(f"`{name}`" for name in _lacking(report))
+    return f"{', '.join(parts)}. Incomplete: {ended}{f', without {lacking}' * bool(lacking)}."
+
+
+def _lacking(report: Report) -> list[str]:
+    """Lengths, models and cases that the command of a run names and that no result has."""
+    words = report.get("command", "").split()
+    values = dict(pairwise(words))
+    asked = [values[flag].split(",") for flag in ("--tokens", "--lengths", "--models", "--cases")
+             if flag in values]  # fmt: skip
+    found = [{str(value) for value in result.values()} for result in report["results"]]
+    return [name for names in asked for name in names
+            if not any(found_one.issuperset(name.split(":")) for found_one in found)]  # fmt: skip

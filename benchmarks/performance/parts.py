@@ -55,9 +55,10 @@ PARTS: Sequence[Part] = (
             "Numbers are the time that compression adds, in % of a prefill by transformers "
             "alone: recording, extra passes, scores, choice of tokens and gathering. A quarter "
             "of the tokens stays. The model has two layers with about the proportions of "
-            "Qwen2.5-7B. The first row is the time of the prefill alone. In brackets: least "
-            "and most of the rounds, in processor time. Methods with `:kvpress` have kvpress's "
-            "settings. Columns *kvpress* are kvpress itself, in its own environment; its KVzip "
+            "Qwen2.5-7B. The first row is the time of the prefill alone. Numbers are medians, in "
+            "brackets least and most of the rounds, in processor time. Where rounds differ "
+            "tenfold, as on a GPU at 2,048 tokens, read the order of magnitude only. Methods "
+            "with `:kvpress` have kvpress's settings. Columns *kvpress* are kvpress itself, in its own environment; its KVzip "
             "frees nothing. Networks of *kvp* are as large as the bundled policy's, those of "
             "*kvzap* as published. †: difference of two prefills."
         ),

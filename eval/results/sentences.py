@@ -99,10 +99,11 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     name = f"{first.label}{_trained_share(comparison, first)}" if best.learned else name
     place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
     score = _score(comparison, first, budget).replace("(", "(95 % interval ")
-    said = f"{place}, with the {SEEN[comparison.protocol]} before compression, {name} {score}"
+    words = f"{name} {score}"
     none_right = comparison.kind == "accuracy" and not comparison.cells[first, budget].interval.mean
     if none_right and not best.learned:
-        said = said.replace(f"{name} {score}", "no method answers any question")
+        words = "no method answers any question"
+    said = f"{place}, with the {SEEN[comparison.protocol]} before compression, {words}"
     if full := comparison.full:
         said += f", the full cache {_mean_text(comparison, full)}"
     equal = comparison.equal_counts(first)
