@@ -17,21 +17,26 @@ from eval.results.records import UNIFORM, group_by, value_of
 from kvp.artifacts.manifest import sha256_file, shown_text
 from kvp.errors import PolicyError, UsageError
 from kvp.hub import HubName
-from policies.policy_files import PolicyMeta, Shard
+from policies.policy_files import PolicyMeta, Shard, load_shard
 from policies.sources import INDEX
 
 
 def model_card(
-    policy: Shard, name: str, *, license: str | None, results: str | Path | None = None
+    policy: Shard | str | Path,
+    name: str,
+    *,
+    license: str | None,
+    results: str | Path | None = None,
 ) -> str:
-    """Markdown about all heads of a policy, with the YAML header that the hub reads.
+    """Markdown about a policy or that of a folder, with the YAML header that the hub reads.
 
     `name` is what `load_policy` takes, `license` as the hub names it, `results` a folder of kvp
-    eval, for a table of this policy and of methods without one. Raises PolicyError for a shard,
+    eval, for a table of this policy and of methods without one. Raises PolicyError for a part of a policy,
     ResultsError for damaged results, UsageError where they are of another policy, by its digest.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
+    policy = policy if isinstance(policy, Shard) else load_shard(policy)
     meta, training = policy.meta, policy.meta.training
     if meta.heads is not None:
         raise PolicyError(f"{policy.source.name} is a shard: join all shards of it with kvp merge")

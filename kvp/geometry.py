@@ -89,8 +89,10 @@ def check_geometry(scorer: Any, geometry: Geometry) -> None:  # noqa: ANN401
     """Raise PolicyError, naming both, where a learned scorer was trained for another geometry."""
     trained = getattr(scorer, "geometry", None)
     if isinstance(trained, Geometry) and trained != geometry:
+        theirs = getattr(scorer, "metadata", {}).get("model", {})
+        name = theirs.get("base_model") or theirs.get("id") or "another model"
         raise PolicyError(
-            f"policy {getattr(scorer, 'label', scorer.name)} was trained for {trained}, the model "
-            f"has {geometry}: take the model of the policy, or train a policy of this one"
-            " (docs/your_model.md)"
+            f"policy {getattr(scorer, 'label', scorer.name)} was trained for {name}, {trained}; "
+            f"the model has {geometry}: name the policy's model (--model), or train a policy of "
+            "this one (docs/your_model.md)"
         )

@@ -84,7 +84,7 @@ def test_a_base_model_is_one_of_the_hub(policy_folder, tmp_path):
 
 
 def _card(folder, **settings):
-    return model_card(load_shard(folder), "org/gates", **{"license": None, **settings})
+    return model_card(folder, "org/gates", **{"license": None, **settings})
 
 
 def test_what_has_no_card_is_one_line(policy_folder, results, tmp_path):
