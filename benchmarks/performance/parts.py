@@ -58,9 +58,9 @@ PARTS: Sequence[Part] = (
             "Qwen2.5-7B. The first row is the time of the prefill alone. Numbers are medians, in "
             "brackets least and most of the rounds, in processor time. Where rounds differ "
             "tenfold, as on a GPU at 2,048 tokens, read the order of magnitude only. Methods "
-            "with `:kvpress` have kvpress's settings. Columns *kvpress* are kvpress itself, in its own environment; its KVzip "
-            "frees nothing. Networks of *kvp* are as large as the bundled policy's, those of "
-            "*kvzap* as published. †: difference of two prefills."
+            "with `:kvpress` have kvpress's settings. Columns *kvpress* are kvpress itself, in "
+            "its own environment; its KVzip frees nothing. Networks of *kvp* are as large as "
+            "the bundled policy's, those of *kvzap* as published. †: difference of two prefills."
         ),
         table=tables.scoring,
         cuda="--tokens 2048,16384 --width 3584 --repeats 3,3",

@@ -55,7 +55,7 @@ def test_texts_and_rows_become_contexts(tmp_path, capsys):
         (["a.txt", "--out", "x", "--policy", "nano", "--budget", "many"], "--budget: budget"),
         (["a.txt", "--out", "x", "--method", "keydiff+self_sized"], "does not say how many tokens"),
         (["a.txt", "--out", "x", "--policy", "smollm2-135m-instruct"],
-         "was trained for 30 layers x 3 KV heads (9 query heads, head_dim 64), the model has 5"),
+         "was trained for HuggingFaceTB/SmolLM2-135M-Instruct, 30 layers x 3 KV heads (9 query"),
         (["rows.jsonl", "--out", "x", "--policy", "nano"], "none of its 1 rows"),
     ],
 )  # fmt: skip

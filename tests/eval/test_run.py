@@ -195,7 +195,7 @@ def _refusal(capsys, arguments):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"policies": "smollm2-135m-instruct"}, "was trained for 30 layers x 3 KV heads"),
+        ({"policies": "smollm2-135m-instruct"}, "SmolLM2-135M-Instruct, 30 layers x 3 KV heads"),
         ({"tasks": "niah_single_9"}, "--tasks: unknown task 'niah_single_9'"),
         ({"protocols": "aware"}, "--protocols: no protocol 'aware'"),
         ({"budgets": "0"}, "--budgets: a budget keeps at least 1 token"),

@@ -121,7 +121,7 @@ def test_names_that_mean_nothing_are_one_line(one_line):
     for attempt, message in (
         (lambda: evicting(model, "nano", "50%", protection="both"), 'is neither "on", "off" nor'),
         (lambda: compress(model, model, "", "nano", protection=False), "protection=False is neit"),
-        (lambda: evicting(model, "smollm2-135m-instruct", 99), "was trained for 30 layers x 3 KV "),
+        (lambda: evicting(model, "smollm2-135m-instruct", 99), "-Instruct, 30 layers x 3 KV heads"),
         (lambda: evicting(model, "+ada", "50%"), "method '' is not of the form name"),
         (lambda: load_policy("nano+global"), "'nano.global' names an allocator, too"),
     ):
