@@ -24,7 +24,7 @@ from kvp.hf.loading import load_config, model_of, tokenizer_of
 from kvp.hf.model_config import context_limit
 from kvp.messages import Text, check_messages
 from kvp.plugins import require
-from kvp.program.progress import Progress, say
+from kvp.progress import Progress, say
 from kvp.vllm.plugin import Vllm
 from policies import load_policy, make_scorer, resolve_method
 

@@ -12,13 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from kvp import names as known_names
 from kvp.artifacts.manifest import portable, recorded_name
 from kvp.budgets import Budget, parse_budget, parse_budgets
 from kvp.data.metrics import METRIC_NAMES
 from kvp.errors import UsageError
 from kvp.llamacpp.server import LlamaCpp
-from kvp.program import names as known_names
-from kvp.program.names import KVZAP, LEARNED, split_list
+from kvp.names import KVZAP, LEARNED, split_list
 from kvp.program.settings import (
     Bounds,
     DataConfig,

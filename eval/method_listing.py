@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvp.program.names import ALL_NULLS, FULL, KVZAP, LEARNED
+from kvp.names import ALL_NULLS, FULL, KVZAP, LEARNED
 from kvp.program.settings import Group
 from policies.base import Options, option_names
 from policies.registry import ALLOCATORS, PLAIN, SCORERS, attention_free, needs_in_words

@@ -11,12 +11,12 @@ from typing import Any
 from eval.results.records import SELF_SIZED, SETTING_FIELDS, UNIFORM, Key, key_of
 from eval.results.settings import MethodSetting
 from eval.results.tuned_settings import TunedSettings, load_settings
+from kvp import names as known_names
 from kvp.artifacts.manifest import sha256_file
 from kvp.budgets import Budget
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry, check_geometry
-from kvp.program import names as known_names
-from kvp.program.names import ALL_NULLS, FULL, LEARNED, TUNED
+from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED
 from kvp.program.settings import ProtectionConfig
 from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
 from kvp.scoring import Scorer

@@ -30,7 +30,7 @@ from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import tokenizer_of
 from kvp.hf.model_config import context_limit
-from kvp.program.names import TUNED, plain_name
+from kvp.names import TUNED, plain_name
 from kvp.ranking import Protection
 
 

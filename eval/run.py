@@ -67,9 +67,10 @@ from kvp.hf.loading import model_of, tokenizer_of
 from kvp.hf.model_access import check_model, unwrap_model
 from kvp.hf.model_identity import another_model, model_identity, name_of, weights_digest
 from kvp.hf.scorer_inputs import check_inputs
-from kvp.program.progress import Progress, phase, say
 from kvp.program.ray_engine import do_with_ray
-from kvp.program.settings import DtypeName, Rank
+from kvp.program.settings import DtypeName
+from kvp.progress import Progress, phase, say
+from kvp.ranks import Rank
 
 ALONE = Rank()
 

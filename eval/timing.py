@@ -22,7 +22,7 @@ from eval.results.records import Record
 from kvp.hf import EvictingCache, Prefill
 from kvp.hf.decoding import next_logits
 from kvp.hf.shrink import gather
-from kvp.program.progress import Progress
+from kvp.progress import Progress
 from kvp.scoring import Needs
 
 DECODED_TOKENS = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvp.errors import UsageError, first_line
-from kvp.program.settings import Rank, local_rank
+from kvp.ranks import Rank, local_rank
 
 
 def torch_device(device: str) -> torch.device:

@@ -14,6 +14,7 @@ from textwrap import shorten
 from typing import Self
 
 from kvp.errors import KvpError, did_you_mean, reason_of
+from kvp.progress import phase, quiet_logs
 
 _NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[^\s@]+))?")
 
@@ -56,9 +57,6 @@ def download(name: HubName, files: Sequence[str], *, error: type[KvpError], what
     Raises `error` in one line where the hub does not give them, or there is no such first file.
     """
     from huggingface_hub import snapshot_download, try_to_load_from_cache
-
-    # No sooner: rich is slow, and --help stays fast.
-    from kvp.program.progress import phase, quiet_logs
 
     try:
         cached = try_to_load_from_cache(name.repository, files[0], revision=name.revision)

@@ -5,7 +5,7 @@ from typing import Any
 
 from kvp.artifacts.addresses import is_address
 from kvp.errors import UsageError, did_you_mean
-from kvp.program.names import split_method
+from kvp.names import split_method
 from policies.policy_files import load_policy
 from policies.registry import (
     SCORERS,

@@ -47,7 +47,7 @@ class Options:
     """Base of scorers and allocators; `kvp list` prints the docstring of each."""
 
     method: ClassVar[str]
-    """Name in `kvp.program.names`."""
+    """Name in `kvp.names`."""
     cost: ClassVar[str] = "nothing"
     """Its cost in addition to the prefill, in words."""
     presets: ClassVar[Presets] = {}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
-from kvp.program.names import LEARNED
+from kvp.names import LEARNED
 from kvp.scoring import Needs, View
 from policies.ranker import RECENT_QUERIES, HeadRankers, recent_features
 from policies.sources import PolicySource

@@ -28,8 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kvp.names import INPUTS, TOKEN_INPUTS
 from kvp.ops.attention import recent_attention
-from kvp.program.names import INPUTS, TOKEN_INPUTS
 from kvp.rope import Rope
 
 ARCHITECTURES = ("fourier", "paper")

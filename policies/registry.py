@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kvp.errors import UsageError
+from kvp.names import KVZAP, split_method, split_specification, unknown_name
 from kvp.plugins import import_object, instance_of, is_object_name, module_exists
-from kvp.program.names import KVZAP, split_method, split_specification, unknown_name
 from kvp.ranking import Allocator
 from kvp.scoring import ALL_QUERIES, Needs, Scorer, SelfSizing, as_scorer
 from policies.allocators.ada import Ada
@@ -226,7 +226,7 @@ SCORERS: Mapping[str, type[Heuristic]] = {
         TOVA, H2O, KVzip, ContrastKV, ExpectedAttention, GVote, WindowKV, Oracle,
     )
 }  # fmt: skip
-"""Built-in scorers: method name -> class, in the order of `kvp.program.names`."""
+"""Built-in scorers: method name -> class, in the order of `kvp.names`."""
 
 NULLS = tuple(name for name, kind in SCORERS.items() if kind.null)
 """Scorers that score nothing: a method that does not beat them has learned nothing of a prompt."""

@@ -11,7 +11,7 @@ from kvp.artifacts.files import cache_folder, copy_files, digest_json, raising_a
 from kvp.artifacts.manifest import read_sealed_json
 from kvp.errors import PolicyError
 from kvp.hub import HubName, download
-from kvp.program.names import NANO, POLICY_FILE, QWEN, QWEN_1_5B, SMOLLM2, SMOLLM2_KV, check_policy
+from kvp.names import NANO, POLICY_FILE, QWEN, QWEN_1_5B, SMOLLM2, SMOLLM2_KV, check_policy
 
 INDEX = POLICY_FILE
 """File that makes a folder a policy."""

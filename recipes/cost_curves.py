@@ -19,9 +19,9 @@ from kvp.errors import StoreError, UsageError
 from kvp.hf import Prefill
 from kvp.hf.scorer_inputs import needs_scorer_inputs
 from kvp.metrics import attention_lost, grid_budgets, lost_importance, skill
+from kvp.names import split_list
 from kvp.ops.future_attention import future_attention
-from kvp.program.names import split_list
-from kvp.program.progress import Progress
+from kvp.progress import Progress
 from kvp.ranking import Protection
 from kvp.scoring import Scorer, group_budgets, score_prompt
 from kvp.store import Trace, TraceReader

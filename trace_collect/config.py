@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from kvp.data.splits import SPLITS
-from kvp.program.names import STORED_LABELS, split_list
+from kvp.names import STORED_LABELS, split_list
 from kvp.program.settings import (
     Bounds,
     DataConfig,

@@ -23,8 +23,8 @@ from kvp.hf.loading import model_of, tokenizer_of
 from kvp.hf.model_access import known_frequencies, known_output_gram
 from kvp.hf.model_identity import model_identity, weights_digest
 from kvp.hf.trace import Recorded, check_reach, collect_all, default_batch_size
-from kvp.program.progress import Progress, phase
 from kvp.program.ray_engine import do_with_ray
+from kvp.progress import Progress, phase
 from kvp.store import StorePlan, Trace, TraceWriter, planned_bytes
 from kvp.store.metadata import STORE, committed
 from trace_collect.config import CollectConfig

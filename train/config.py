@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
-from kvp.program.names import NO_TRACES
+from kvp.names import NO_TRACES
 from kvp.program.settings import Bounds, Group, MemoryConfig, RunConfig
 from train.recipe import (
     PRESETS,

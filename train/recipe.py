@@ -24,8 +24,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from kvp.names import INPUTS, TOKEN_INPUTS, split_list
 from kvp.plugins import Registry
-from kvp.program.names import INPUTS, TOKEN_INPUTS, split_list
 from kvp.program.settings import Bounds, Group
 
 LABELS = Registry(

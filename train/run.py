@@ -7,7 +7,7 @@ from typing import Any
 
 from kvp.artifacts.manifest import run_manifest
 from kvp.errors import UsageError
-from kvp.program.progress import Progress, phase
+from kvp.progress import Progress, phase
 from policies.policy_files import PolicyMeta, save_policy
 from train.config import AUTO_HEADS, TrainConfig
 from train.data.labels import CALIBRATION_CONTEXTS, EVALUATED, calibration_label, calibration_target

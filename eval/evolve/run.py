@@ -53,7 +53,7 @@ from kvp.data.task import TaskSettings, context_of
 from kvp.errors import PolicyError, UsageError
 from kvp.hf import Prefill
 from kvp.hf.model_identity import model_identity, weights_digest
-from kvp.program.progress import Progress, phase, say
+from kvp.progress import Progress, phase, say
 from kvp.ranking import UNPROTECTED, Protection, Selection
 from kvp.scoring import Scorer, score_prompt
 from policies.allocators.evolved import BUDGET_FILE, BudgetFile, load_budgets, save_budgets

@@ -7,7 +7,7 @@ import json
 from eval.methods import Method, build_methods, file_digests
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
-from kvp.program.names import split_list
+from kvp.names import split_list
 from kvp.ranking import UNPROTECTED, Protection, check_budget
 
 QUESTIONS = {"inside": "query_aware", "outside": "query_agnostic"}

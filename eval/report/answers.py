@@ -11,7 +11,7 @@ from operator import itemgetter
 from eval.results.comparison import Comparison
 from eval.results.records import READABLE, Record, group_by
 from eval.results.settings import MethodSetting
-from kvp.program.names import FULL
+from kvp.names import FULL
 
 SHOWN_CHARACTERS = 400
 """Characters of an answer that the page shows at most."""

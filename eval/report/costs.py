@@ -13,7 +13,7 @@ from eval.results.records import group_by
 from eval.results.settings import MethodSetting
 from eval.results.shapes import TimingRow
 from eval.results.stats import Interval, median_interval
-from kvp.program.names import FULL
+from kvp.names import FULL
 from policies.registry import SCORERS
 
 

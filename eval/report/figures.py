@@ -17,7 +17,7 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter, Nul
 from eval.results.comparison import Comparison
 from eval.results.records import ORACLE
 from eval.results.settings import MethodSetting, are_shares
-from kvp.program.names import FULL, LEARNED
+from kvp.names import FULL, LEARNED
 from policies.registry import NULLS
 
 SPREAD = 1.006

@@ -35,7 +35,7 @@ from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes, refuse_others
 from kvp.artifacts.manifest import shown_text
 from kvp.errors import UsageError
-from kvp.program.progress import Progress
+from kvp.progress import Progress
 
 GENERATOR = '<meta name="generator" content="kvp-report">'
 """Mark by which a page is recognised as a report."""

@@ -13,7 +13,7 @@ from eval.results.frame import OVERALL
 from eval.results.records import SEEN, SELF_SIZED
 from eval.results.settings import IN_WORDS, MethodSetting, are_shares
 from eval.results.stats import Interval, holm
-from kvp.program.names import FULL
+from kvp.names import FULL
 from policies.registry import NULLS
 
 Notes = Mapping[MethodSetting, str]

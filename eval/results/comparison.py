@@ -23,7 +23,7 @@ from eval.results.settings import MethodSetting, budget_axis, budget_order, sort
 from eval.results.shapes import ResultsRow
 from eval.results.stats import Interval, Scores, Unit
 from eval.results.tuned_settings import Tuned
-from kvp.program.names import FULL, LEARNED
+from kvp.names import FULL, LEARNED
 from policies.registry import NULLS
 
 Kind = Literal["accuracy", "perplexity"]

@@ -45,7 +45,7 @@ from kvp.artifacts.manifest import (
 )
 from kvp.data.tasks import ruler_share
 from kvp.errors import ResultsError
-from kvp.program.names import NO_RESULTS
+from kvp.names import NO_RESULTS
 
 FORMAT = Format("kvp-results", 3)
 

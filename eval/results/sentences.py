@@ -10,7 +10,7 @@ from eval.results.comparison import Best, Comparison, Estimate
 from eval.results.records import SEEN, SELF_SIZED
 from eval.results.settings import PROTECTED, MethodSetting, budget_order
 from eval.results.stats import Interval
-from kvp.program.names import FULL, LEARNED
+from kvp.names import FULL, LEARNED
 from policies.registry import NULLS
 
 KEPT = f"{PROTECTED.strip()}: first and last tokens are always kept"

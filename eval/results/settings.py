@@ -16,7 +16,7 @@ import numpy as np
 from eval.results.records import ORACLE, SELF_SIZED, UNIFORM, group_by, without_seed
 from eval.results.shapes import MethodFields, ResultsRow
 from kvp.budgets import parse_budget
-from kvp.program.names import FULL, LEARNED
+from kvp.names import FULL, LEARNED
 
 PROTECTED = " +p"
 """What a label ends with where first and last tokens are always kept."""

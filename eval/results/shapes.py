@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import AfterValidator, Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from kvp.program.names import FULL, plain_name
+from kvp.names import FULL, plain_name
 
 SELF_SIZED = "own"
 """`budget_spec` of a record whose method decided how many tokens to keep."""

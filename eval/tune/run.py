@@ -38,8 +38,8 @@ from kvp.artifacts.files import atomic_write_bytes, digest_json
 from kvp.artifacts.manifest import recorded_name, run_manifest, write_sealed_json
 from kvp.errors import UsageError
 from kvp.hf.model_identity import model_identity, weights_digest
-from kvp.program.names import ALL_NULLS, FULL, LEARNED, TUNED
-from kvp.program.progress import phase, say
+from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED
+from kvp.progress import phase, say
 from kvp.ranking import UNPROTECTED
 from policies import make_allocator, sizes_itself, split_method
 from policies.base import Grid, Options

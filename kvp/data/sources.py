@@ -19,7 +19,7 @@ from kvp.data.task import NoPromptError, Sample, Source, TaskSettings
 from kvp.data.tasks import GROUPS, ROWS_ONLY, RULER, build_samples, expand_tasks, find_task
 from kvp.data.tasks.rows import CHAT, DialogueTask
 from kvp.errors import UsageError
-from kvp.program.names import split_list
+from kvp.names import split_list
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

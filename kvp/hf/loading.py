@@ -34,10 +34,10 @@ from kvp.hf.attention import ATTENTION
 from kvp.hf.model_access import check_model, check_weights
 from kvp.hf.model_config import check_config, geometry_of
 from kvp.hub import folder_meant
+from kvp.names import MODEL_FILE, NANO, check_model_name
 from kvp.plugins import require
-from kvp.program.names import MODEL_FILE, NANO, check_model_name
-from kvp.program.progress import phase, quiet_logs
 from kvp.program.settings import DtypeName, ModelConfig
+from kvp.progress import phase, quiet_logs
 
 _Loaded = TypeVar("_Loaded")
 

@@ -16,8 +16,8 @@ from kvp.artifacts.manifest import recorded_name
 from kvp.errors import ModelError
 from kvp.hf.model_access import rope_kept, rotary_of
 from kvp.hf.model_config import geometry_of
+from kvp.names import NANO
 from kvp.plugins import warn_caller
-from kvp.program.names import NANO
 from kvp.scoring import Scorer
 
 

@@ -1,1 +1,1 @@
-"""Programs: their table, settings, command line, names and progress."""
+"""Programs: their table, settings, command line, exit codes and Ray workers."""

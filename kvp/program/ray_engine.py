@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 from kvp.artifacts.addresses import is_address
 from kvp.errors import KvpError, UsageError, first_line
 from kvp.plugins import prefer_own_packages, require
-from kvp.program.progress import phase, say
 from kvp.program.settings import WorkersConfig
+from kvp.progress import phase, say
 
 ConfigT = TypeVar("ConfigT", bound=WorkersConfig)
 

@@ -1,1 +1,1 @@
-"""Rules that split a budget over layers and KV heads: one file per rule (`kvp.program.names`)."""
+"""Rules that split a budget over layers and KV heads: one file per rule (`kvp.names`)."""

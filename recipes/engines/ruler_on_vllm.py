@@ -35,7 +35,7 @@ from kvp.hf.attention import kvp_attention_set
 from kvp.hf.contexts import context_of, load_context
 from kvp.hf.prefill import prefill
 from kvp.hf.shrink import choose, gather
-from kvp.program.names import split_list
+from kvp.names import split_list
 from kvp.ranking import Protection
 from kvp.vllm.plugin import configured_method
 

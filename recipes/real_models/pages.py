@@ -34,7 +34,7 @@ from eval.results.stats import (
     prompt_values,
     reply_tokens,
 )
-from kvp.program.names import FULL
+from kvp.names import FULL
 
 PAGE = Path("docs/results/smollm2.md")
 NUMBERS = Path("benchmarks/results/smollm2")

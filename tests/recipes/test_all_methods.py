@@ -7,8 +7,8 @@ from pathlib import Path
 from eval.config import TuneConfig
 from eval.results.tuned_settings import load_settings
 from eval.tune.run import subjects_of
+from kvp.names import split_list
 from kvp.program.command_line import parse
-from kvp.program.names import split_list
 from train.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]

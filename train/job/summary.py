@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from kvp.geometry import Geometry
-from kvp.program.names import NANO
+from kvp.names import NANO
 from policies.ranker import HeadRankers
 from train.data.training_data import recorded_text
 from train.job.prepare import Job

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from kvp.artifacts.files import parse_json
 from kvp.data.rows.values import RowError, plain_row
 from kvp.errors import UsageError, first_line
-from kvp.program.progress import quiet_logs
+from kvp.progress import quiet_logs
 
 T = TypeVar("T")
 TEXT_SUFFIXES = (".txt", ".md")

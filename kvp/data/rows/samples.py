@@ -29,7 +29,7 @@ from kvp.data.task import (
     blank_sample,
     context_name,
 )
-from kvp.program.names import plain_name
+from kvp.names import plain_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,8 +16,8 @@ from kvp.errors import KvpError, ModelError
 from kvp.geometry import check_geometry
 from kvp.hf import geometry_of
 from kvp.hf.model_identity import model_identity, weights_digest
+from kvp.names import SMOLLM2
 from kvp.nano import path
-from kvp.program.names import SMOLLM2
 from policies.sources import BUNDLED
 
 

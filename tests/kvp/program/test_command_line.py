@@ -11,8 +11,8 @@ import pytest
 from eval.config import ReportConfig
 from kvp import __version__
 from kvp.errors import UsageError
+from kvp.names import split_list
 from kvp.program.command_line import parse
-from kvp.program.names import split_list
 from kvp.program.settings import Group
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from kvp.errors import UsageError
 from kvp.program.ray_engine import gpus_of_worker
-from kvp.program.settings import Rank, WorkersConfig
+from kvp.program.settings import WorkersConfig
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_flags_that_do_not_fit_are_refused(settings, message):
 
 def test_a_share_is_that_of_any_launcher():
     share = WorkersConfig(engine="ray", workers=3).local(rank=1, world_size=3)
-    assert (share.engine, share.worker) == ("local", Rank(index=1, count=3))
+    assert (share.engine, share.worker.index, share.worker.count) == ("local", 1, 3)
     assert share.recorded_settings() == {}
 
 

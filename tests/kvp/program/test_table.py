@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvp import __version__
+from kvp.names import ALLOCATOR_NAMES, OTHER_METHODS, SCORER_NAMES
 from kvp.program.command_line import flags_of
-from kvp.program.names import ALLOCATOR_NAMES, OTHER_METHODS, SCORER_NAMES
 from kvp.program.table import PROGRAMS, load, main, run_program
 from policies import registry
 

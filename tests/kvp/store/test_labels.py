@@ -8,7 +8,7 @@ import torch
 import zarr
 
 from kvp.errors import StoreError
-from kvp.program.names import STORED_LABELS
+from kvp.names import STORED_LABELS
 from kvp.store import StorePlan, TraceReader, TraceWriter
 
 

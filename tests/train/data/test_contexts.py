@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvp.errors import StoreError
-from kvp.program.names import INPUTS
+from kvp.names import INPUTS
 from kvp.scoring import score_layers
 from kvp.store import TraceReader
 from kvp.store.shards import shard_path

@@ -5,14 +5,14 @@ import time
 
 import pytest
 
-from kvp.program.progress import Progress, quiet_logs
+from kvp.progress import Progress, quiet_logs
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Seconds that pass only when a test says so: `clock[0]`."""
     now = [100.0]
-    monkeypatch.setattr("kvp.program.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("kvp.progress.time.monotonic", lambda: now[0])
     monkeypatch.setattr("threading.Thread.start", lambda _: None)
     return now
 
@@ -34,7 +34,7 @@ def test_without_a_terminal_lines_come_at_the_start_every_thirty_seconds_and_at_
 
 
 def test_lines_come_before_the_first_item_is_finished(monkeypatch):
-    monkeypatch.setattr("kvp.program.progress.SECONDS_BETWEEN_LINES", 0.02)
+    monkeypatch.setattr("kvp.progress.SECONDS_BETWEEN_LINES", 0.02)
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     with Progress("prompts", 3):
         deadline = time.monotonic() + 10
