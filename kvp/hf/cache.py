@@ -37,7 +37,7 @@ PADDING, UNKNOWN = -1, -2
 
 @dataclass(frozen=True, kw_only=True)
 class PromptState:
-    """What was decided when the latest prompt was read."""
+    """Lengths of the latest prompt, and where the cache was last shrunk."""
 
     prompts: tuple[int, ...]
     """Tokens of each batch entry up to the end of the prompt, earlier turns included."""
@@ -53,8 +53,8 @@ class EvictingCache(Cache):
         super().__init__(layers=list(layers))
         self.recorder: QueryRecorder | None = None
         """Receives the queries of every forward pass while it is set."""
-        self.turn: PromptState | None = None
-        """How much of it stays until the next prompt; None before the first one was read."""
+        self.prompt_state: PromptState | None = None
+        """None before the first prompt that is read inside `evicting`."""
         self.begun_at: int | None = None
         """Tokens seen when a pass began, -1 in a change of all layers; None after its end."""
         self.ids: Tensor | None = None
@@ -255,7 +255,7 @@ class EvictingCache(Cache):
 
     def reset(self) -> None:
         """Forget everything: the cache is as empty as a new one."""
-        self.turn = self.begun_at = self.ids = None
+        self.prompt_state = self.begun_at = self.ids = None
         if not self.others:
             self.layers.clear()
         for index in self.stored:
@@ -278,9 +278,9 @@ class EvictingCache(Cache):
                 layer.reorder_cache(indices)  # type: ignore[arg-type]
             if self.recorder is not None:
                 self.recorder.take(indices)
-            if self.turn is not None:
-                prompts = tuple(self.turn.prompts[entry] for entry in indices.tolist())
-                self.turn = replace(self.turn, prompts=prompts)
+            if self.prompt_state is not None:
+                prompts = tuple(self.prompt_state.prompts[entry] for entry in indices.tolist())
+                self.prompt_state = replace(self.prompt_state, prompts=prompts)
             if self.ids is not None:
                 self.ids = self.ids[indices.to(self.ids.device)]
 

@@ -350,8 +350,8 @@ class EvictingBlock(AbstractContextManager[Kept]):
             check_repeatable(self.rule)
         elif self.every is None:
             return
-        else:
-            cache.turn = cache.turn or _turn(cache)  # forked, loaded or made outside of a block
+        elif cache.prompt_state is None:  # loaded, or made outside of a block
+            cache.prompt_state = _prompt_state(cache)
         if not needs.queries:
             cache.recorder = None
         elif cache.recorder is None:
@@ -419,13 +419,13 @@ class EvictingBlock(AbstractContextManager[Kept]):
     def _end(self, step: _Pass) -> None:
         """Shrink the cache of a pass that has been made, where that is due."""
         cache, rule, read = step.cache, self.rule, step.real.shape[1]
-        cache.begun_at = None
+        cache.begun_at, state = None, cache.prompt_state
         cache.add_ids(step.fed, step.real)
         if step.is_prompt:
-            cache.turn = _turn(cache)
-        elif self.every is None or cache.turn is None or read < cache.turn.shrunk_at + self.every:
+            state = cache.prompt_state = _prompt_state(cache)
+        elif self.every is None or state is None or read < state.shrunk_at + self.every:
             return
-        prompts = cache.turn.prompts
+        prompts = state.prompts
         budgets = [budget_tokens(rule.budget, length, rule.protection) for length in prompts]
         if step.padding is not None:
             shrink(
@@ -435,7 +435,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
             )  # fmt: skip
         else:
             shrink_again(cache, rule, budgets, [0] * cache.batch if step.is_prompt else prompts)
-            cache.turn = replace(cache.turn, shrunk_at=cache.get_seq_length())
+            cache.prompt_state = replace(state, shrunk_at=cache.get_seq_length())
         if self.every is None:
             cache.recorder = None
         elif cache.recorder is not None:  # single tokens will be followed by more
@@ -448,5 +448,5 @@ def _shape(fed: Tensor) -> tuple[int, int]:
     return fed.shape[0], fed.shape[1]
 
 
-def _turn(cache: EvictingCache) -> PromptState:
+def _prompt_state(cache: EvictingCache) -> PromptState:
     return PromptState(prompts=tuple(cache.lengths), shrunk_at=cache.get_seq_length())
