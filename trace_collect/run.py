@@ -20,8 +20,9 @@ from kvp.devices import device_of_rank, torch_device
 from kvp.errors import StoreError
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import model_of, tokenizer_of
-from kvp.hf.model_access import known_frequencies, known_output_gram
+from kvp.hf.model_access import known_output_gram
 from kvp.hf.model_identity import model_identity, weights_digest
+from kvp.hf.rotary import known_frequencies
 from kvp.hf.trace import Recorded, check_reach, collect_all, default_batch_size
 from kvp.program.ray_engine import do_with_ray
 from kvp.progress import Progress, phase

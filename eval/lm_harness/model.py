@@ -29,7 +29,7 @@ from kvp.hf import EvictingCache, geometry_of, load_config, load_model, load_tok
 from kvp.hf.attention import kvp_attention_set
 from kvp.hf.decoding import next_logits
 from kvp.hf.loading import local_folder
-from kvp.hf.model_access import check_model
+from kvp.hf.model_checks import check_model
 from kvp.hf.model_identity import warn_of_another_model, weights_digest
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.hf.shrink import gather

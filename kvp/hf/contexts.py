@@ -32,9 +32,11 @@ from kvp.errors import ModelError, UsageError
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import RaggedLayer
 from kvp.hf.eviction import prefill_and_evict
-from kvp.hf.model_access import attention_modules, check_mode, rope_of, unwrap_model
+from kvp.hf.model_access import attention_modules, unwrap_model
+from kvp.hf.model_checks import check_mode
 from kvp.hf.model_config import FULL, attention_window, context_limit, geometry_of, layer_kinds
 from kvp.hf.model_identity import made_by, tokenizer_digest
+from kvp.hf.rotary import rope_of
 from kvp.hf.visibility import EMPTY
 from kvp.messages import Text, check_text, render_chat
 from kvp.ranking import Allocator, Protection, protection_of

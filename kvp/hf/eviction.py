@@ -35,7 +35,8 @@ from kvp.hf.cache import EvictingCache, PromptState
 from kvp.hf.calls import OPEN, Call, block_call, calling, refuse_inside_block
 from kvp.hf.hidden_states import HiddenRecorder
 from kvp.hf.kept import Kept
-from kvp.hf.model_access import check_mode, check_model, unwrap_model
+from kvp.hf.model_access import unwrap_model
+from kvp.hf.model_checks import check_mode, check_model
 from kvp.hf.model_config import geometry_of, rope_switch
 from kvp.hf.model_identity import warn_of_another_model
 from kvp.hf.prefill import Prefill, prefill, recorded_hidden

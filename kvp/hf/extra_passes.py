@@ -19,8 +19,9 @@ from transformers.cache_utils import Cache, DynamicLayer
 from kvp.errors import UsageError
 from kvp.hf.attention import StoredKeys, kvp_attention_set, plain_attention
 from kvp.hf.cache_layers import OtherLayer, arrange_layers, copies
-from kvp.hf.model_access import projected_norms, rope_kept, states_watched
+from kvp.hf.model_access import projected_norms, states_watched
 from kvp.hf.model_config import rope_switch
+from kvp.hf.rotary import rope_kept
 from kvp.ops.attention import reconstruction_attention
 
 

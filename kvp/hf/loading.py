@@ -31,7 +31,7 @@ from kvp.artifacts.manifest import GGUF
 from kvp.devices import torch_device
 from kvp.errors import ModelError, UsageError, first_line
 from kvp.hf.attention import ATTENTION
-from kvp.hf.model_access import check_model, check_weights
+from kvp.hf.model_checks import check_model, check_weights
 from kvp.hf.model_config import check_config, geometry_of
 from kvp.hub import folder_meant
 from kvp.names import MODEL_FILE, NANO, check_model_name

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kvp.artifacts.files import digest_json
 from kvp.artifacts.manifest import recorded_name
 from kvp.errors import ModelError
-from kvp.hf.model_access import rope_kept, rotary_of
 from kvp.hf.model_config import geometry_of
+from kvp.hf.rotary import rope_kept, rotary_of
 from kvp.names import NANO
 from kvp.plugins import warn_caller
 from kvp.scoring import Scorer

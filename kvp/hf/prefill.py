@@ -29,7 +29,8 @@ from kvp.hf.cache_layers import OtherLayer, copies, without_padding
 from kvp.hf.calls import refuse_inside_block
 from kvp.hf.decoding import next_logits
 from kvp.hf.hidden_states import HiddenRecord, HiddenRecorder
-from kvp.hf.model_access import check_mode, unwrap_model
+from kvp.hf.model_access import unwrap_model
+from kvp.hf.model_checks import check_mode
 from kvp.hf.scorer_inputs import ScorerInputs, needs_scorer_inputs
 from kvp.scoring import ALL_QUERIES, Needs, View
 
@@ -162,7 +163,7 @@ def observe(
     that nothing is evicted from cannot be rolled back, so they are also kept as they were before
     the last `fed_again` tokens; a model with such layers runs twice then. Whatever attention is set
     on the model stays set. Raises UsageError when `cache` has already been shrunk and inside an
-    `evicting` block of the same model, and as `kvp.hf.model_access.check_mode`.
+    `evicting` block of the same model, and as `kvp.hf.model_checks.check_mode`.
     """
     model = unwrap_model(model)
     check_mode(model)

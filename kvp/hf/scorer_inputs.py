@@ -22,7 +22,8 @@ from kvp.errors import ModelError, UsageError
 from kvp.hf.cache_layers import OtherLayer
 from kvp.hf.extra_passes import run_pass
 from kvp.hf.hidden_states import HiddenRecord
-from kvp.hf.model_access import attention_modules, query_projection, rope_of
+from kvp.hf.model_access import attention_modules, query_projection
+from kvp.hf.rotary import rope_of
 from kvp.rope import Rope
 from kvp.scoring import HiddenStates, Needs, Noise, Reconstruction, Scorer
 

@@ -15,8 +15,10 @@ from kvp import prefill_and_evict
 from kvp.errors import ModelError, UsageError
 from kvp.hf import EvictingCache, geometry_of, observe
 from kvp.hf.attention import kvp_attention_set
-from kvp.hf.model_access import attention_modules, check_model, rope_of
+from kvp.hf.model_access import attention_modules
+from kvp.hf.model_checks import check_model
 from kvp.hf.model_config import attention_window, layer_kinds
+from kvp.hf.rotary import rope_of
 from kvp.ranking import UNPROTECTED
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen2C
 from kvp.errors import CacheError, ModelError
 from kvp.hf import load_model
 from kvp.hf.loading import load_config
-from kvp.hf.model_access import rope_of
+from kvp.hf.rotary import rope_of
 from kvp.llamacpp.slots import read_gguf
 
 SIZES = {

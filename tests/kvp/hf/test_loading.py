@@ -25,7 +25,7 @@ from transformers import (
 from kvp.errors import KvpError, ModelError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_model
-from kvp.hf.model_access import check_model
+from kvp.hf.model_checks import check_model
 from kvp.hf.model_config import check_config
 from kvp.hf.model_identity import model_identity, weights_digest
 

@@ -7,16 +7,10 @@ from torch import nn
 from kvp.contexts import same_buffers
 from kvp.errors import ModelError
 from kvp.hf import geometry_of, observe
-from kvp.hf.model_access import (
-    check_model,
-    known_frequencies,
-    known_output_gram,
-    projected_norms,
-    query_projection,
-    rope_kept,
-    rope_of,
-)
+from kvp.hf.model_access import known_output_gram, projected_norms, query_projection
+from kvp.hf.model_checks import check_model
 from kvp.hf.model_identity import made_by, weights_digest
+from kvp.hf.rotary import known_frequencies, rope_kept, rope_of
 
 ROPES = {
     "partial": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},

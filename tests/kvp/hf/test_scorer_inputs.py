@@ -7,7 +7,7 @@ from transformers import DynamicCache
 
 from kvp.errors import ModelError, UsageError
 from kvp.hf import ScorerInputs, load_model, observe
-from kvp.hf.model_access import rope_of
+from kvp.hf.rotary import rope_of
 from kvp.hf.scorer_inputs import noise_input, reconstruction_inputs, turn_change
 from kvp.scoring import Needs, Noise, Reconstruction
 
