@@ -6,6 +6,7 @@ raises is one line.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 Text = str | Sequence[Mapping[str, str]]
 """A document, or messages (`role`, `content`) that begin a conversation."""
+_MARK = re.compile("\ue000\\d+\ue001")
 
 
 def check_text(text: object, what: str = "a text") -> str:
@@ -75,3 +77,18 @@ def render_chat(
             f"{name_template(tokenizer)} refuses the chat ({first_line(error)})"
         ) from error
     return text
+
+
+def template_frame(
+    roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, prompt: bool = True
+) -> list[str]:
+    """What a chat template writes before, between and after contents: one more than `roles`.
+
+    With `prompt` the last one opens the assistant's turn.
+    """
+    marks = [f"\ue000{number}\ue001" for number in range(len(roles))]
+    messages = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
+    text = render_chat(messages, tokenizer, prompt=prompt)
+    if _MARK.findall(text) != marks:
+        raise ModelError(f"{name_template(tokenizer)} drops, repeats or reorders messages")
+    return _MARK.split(text)

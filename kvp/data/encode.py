@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kvp.data.task import NoPromptError, Sample
 from kvp.errors import ModelError, UsageError
-from kvp.messages import check_messages, check_text, name_template, render_chat
+from kvp.messages import check_messages, check_text, name_template, render_chat, template_frame
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,7 +29,6 @@ CHANGED = sys.maxsize
 """What a prompt counts as whose text the chat template changes."""
 _STEPS = 4
 """Steps of `find_largest` whose size the last one's cost suggests, before they double at least."""
-_MARK = re.compile("\ue000\\d+\ue001")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,21 +188,6 @@ def _chat(
         _Piece(after, template=True),
     ]
     return context, rest
-
-
-def template_frame(
-    roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, prompt: bool = True
-) -> list[str]:
-    """What a chat template writes before, between and after contents: one more than `roles`.
-
-    With `prompt` the last one opens the assistant's turn.
-    """
-    marks = [f"\ue000{number}\ue001" for number in range(len(roles))]
-    messages = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
-    text = render_chat(messages, tokenizer, prompt=prompt)
-    if _MARK.findall(text) != marks:
-        raise ModelError(f"{name_template(tokenizer)} drops, repeats or reorders messages")
-    return _MARK.split(text)
 
 
 def _plain_frame(

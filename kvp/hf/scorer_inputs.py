@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.data.encode import template_frame
 from kvp.errors import ModelError, UsageError
 from kvp.hf.cache_layers import OtherLayer
 from kvp.hf.extra_passes import run_pass
 from kvp.hf.hidden_states import HiddenRecord
 from kvp.hf.model_access import attention_modules, query_projection
 from kvp.hf.rotary import rope_of
+from kvp.messages import template_frame
 from kvp.rope import Rope
 from kvp.scoring import HiddenStates, Needs, Noise, Reconstruction, Scorer
 
