@@ -4,10 +4,10 @@ The one place that knows what an address is: `s3://bucket/prefix` or `gs://bucke
 reads and writes whole files is the same for both, by methods that `ObjectPath` shares with
 `pathlib.Path`.
 
-Buckets are asked by obstore. Credentials and endpoints come from the environment, as it reads them
-(docs/scaling.md). What fails for a while (5xx, cut connections, no answer) is asked again with
-growing pauses, for `KVP_RETRY_SECONDS`. An object appears whole or not at all, and a list shows
-what was written before (S3 and GCS promise both). Imports no torch.
+obstore makes the requests. Credentials and endpoints come from the environment, as it reads them
+(docs/scaling.md). Requests that fail (5xx, cut connections, no answer) are repeated with growing
+pauses, for `KVP_RETRY_SECONDS`. An object appears whole or not at all, and a list shows what was
+written before (S3 and GCS promise both). Imports no torch.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 A folder must be new, empty, or of the same kind and identity (all that decides its content); one
 with anything else in it is refused, untouched. One process writes it at a time, or the workers of
-one job together. What an interrupted writer left half-written goes when the next one ends.
+one job together. What an interrupted writer left half-written is removed when the next one ends.
 
 The system drops a `flock` when its process ends, however it ends: a lock file without a lock means
-nothing. An object store knows no locks; one in the cache of this user keeps processes of this
-machine apart. Wherever it lies, the file that marks a folder is created exclusively, so that of
-programs that begin one folder at once only those go on whose identity it holds.
+nothing. An object store has no locks: one in this user's cache folder keeps processes of this
+machine apart. On disks and in object stores the file that marks a folder is created exclusively: of
+programs that begin one folder at once, only those with the identity written in it continue.
 """
 
 from __future__ import annotations

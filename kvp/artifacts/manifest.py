@@ -2,7 +2,7 @@
 
 Every artefact of kvp (trace store, policy directory, results folder) is described by such files. A
 *sealed* file carries the SHA-256 of its own content, so a damaged one is an error that names it.
-What they record of names never tells where a file lay. Imports no torch.
+What they record never tells where on a machine a file lay. Imports no torch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NOT_SHOWN = re.compile(
     r" --(?:rank|world[_-]size)[ =]\d+"
     r"|(?<![^\s,:='\"(])(?:~|\.\.)?/(?!/)(?:[^\s,:=]*/)?(?=[^\s/])"
 )
-"""Which of several processes a command was, and what leads from elsewhere to a file or folder."""
+"""Removed from recorded commands and notes: rank flags, and folders outside the working folder."""
 _PACKAGES = ("torch", "transformers", "numpy", "zarr", "numcodecs", "safetensors", "lightning")
 
 
@@ -177,7 +177,7 @@ def portable(value: Any) -> Any:  # noqa: ANN401 - anything JSON can hold
 
 
 def shown_text(recorded: str | Sequence[str]) -> str:
-    """A recorded note or command for readers: it makes the whole, and names no folder elsewhere."""
+    """A recorded note or command for readers, without rank flags and without folders elsewhere."""
     text = recorded if isinstance(recorded, str) else shlex.join(recorded)
     return _NOT_SHOWN.sub("", text)
 

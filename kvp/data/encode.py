@@ -1,4 +1,4 @@
-"""From a sample to token ids with exact boundaries, its evidence, and how much of something fits.
+"""Token ids of a sample with exact boundaries, its evidence, and the largest amount that fits.
 
 Every piece (template, context, question, answer prefix, reply, each turn of a chat) is tokenised on
 its own, so that a boundary is always a token boundary. Byte-level tokenizers give the same ids as

@@ -1,4 +1,4 @@
-"""Layers of the evicting cache, of equally many tokens per head or of each head's own number.
+"""Layers of the evicting cache: for equal numbers of tokens per head, and for uneven numbers.
 
 Every slot remembers the position of its token; slots that hold nothing carry `EMPTY`, which no
 query ever sees. Heads of different lengths lie flat, with a dense tail for the tokens fed after the

@@ -1,4 +1,4 @@
-"""Whose calls of a model go to an open `evicting` block, and what becomes of all others.
+"""Routes a model's calls to the `evicting` block that is open in their context.
 
 A block holds for the context (`contextvars`) that entered it: for the code in it, for asyncio tasks
 and `asyncio.to_thread` calls that it starts, and for threads that are given a copy of the context.
@@ -21,7 +21,7 @@ from kvp.hf.cache import EvictingCache
 
 @dataclass(eq=False, kw_only=True)
 class Call:
-    """What a context is in: a block, a `generate` call of it, or a pass."""
+    """The block, `generate` call or forward pass that the current context is in."""
 
     model: PreTrainedModel | None
     """None after its end, also in copies of the context that live on."""
@@ -34,9 +34,9 @@ class Call:
 
 
 _CALLS: ContextVar[tuple[Call, ...]] = ContextVar("calls", default=())
-"""What this context is in, the innermost last."""
+"""Calls that this context is in, the innermost last."""
 OPEN: list[Call] = []
-"""Blocks, of all contexts."""
+"""Open blocks of all contexts."""
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def _innermost(model: PreTrainedModel) -> Call | None:
 
 
 def block_call(model: PreTrainedModel) -> Call | None:
-    """What this context is in of a block of `model`; None where its calls are left alone.
+    """The innermost call of `model` that this context is in; None where no block takes its calls.
 
     Raises UsageError while a block is open that this context has not entered.
     """

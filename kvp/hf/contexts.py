@@ -1,8 +1,8 @@
-"""Compressed contexts of transformers models: made from an evicted cache, and gone on from.
+"""Compressed contexts of transformers models: made from an evicted cache, loaded as a cache.
 
-A context goes on as a `DynamicCache` of k tokens, in any code of transformers, with kvp or without:
-what a token after it meets are keys at their true distances (`kvp.contexts`). One whose heads keep
-different numbers of tokens goes on as an `EvictingCache`, in models with kvp's attention.
+A context is loaded as a `DynamicCache` of k tokens, for any code of transformers, with kvp or
+without: a token after it sees the keys at their true distances (`kvp.contexts`). One whose heads
+keep different numbers of tokens becomes an `EvictingCache`, for models with kvp's attention.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ tokens only, also the last one of a prompt, which the method has seen before.
 Inside a block every forward pass of the model gets an `EvictingCache` and is followed by eviction.
 Passes of `generate` up to the end of its prompt, and others of several tokens, are a prompt, a
 piece of one or a further turn, and eviction follows them; all others are an answer, and eviction
-follows every so many of its tokens, or never. Which tokens are new is told by the ids, mask and
-positions of a call together (`EvictingCache.columns`, `check_begins`). `kvp.hf.calls` has whose
-calls a block is for.
+follows every `every` of its tokens, or never. Which tokens are new is told by the ids, mask and
+positions of a call together (`EvictingCache.columns`, `check_begins`). `kvp.hf.calls` decides
+which calls go to a block.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _taken_over(model: PreTrainedModel) -> Undo:
 
 
 def _in_place_of(name: str, method: Callable[..., Any], model: PreTrainedModel) -> Any:  # noqa: ANN401
-    """A function of a model and the arguments of `method`; deep copies bind it to the copy."""
+    """A replacement of `method` that calls the open block; deep copies bind it to the copy."""
 
     @wraps(getattr(type(model), name))
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator, no-untyped-call]

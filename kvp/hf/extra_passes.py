@@ -1,8 +1,8 @@
 """Forward passes on top of a full cache, which is read layer by layer and never written.
 
 `run_pass` reduces the attention that cached tokens receive to one number each (`kvp.ops.attention`;
-the tokens of a pass come from `kvp.hf.scorer_inputs`). Layers that tokens are never evicted from go
-on from a copy of their own cache.
+the tokens of a pass come from `kvp.hf.scorer_inputs`). Layers that tokens are never evicted from
+continue from a copy of their own cache.
 """
 
 from __future__ import annotations

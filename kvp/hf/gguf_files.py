@@ -1,4 +1,4 @@
-"""GGUF files: what transformers' reader leaves out is taken over, or refused in one line."""
+"""GGUF files: fields that transformers' reader ignores are applied, or refused in one line."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ to a `Prefill` and iterate over `Prefill.views`. Views hold no padding: `split_b
 padded batch. Hidden states are reduced to statistics the moment they pass, unless a scorer reads
 those of every token (KVzap).
 
-Before a prompt is answered, its last token is fed again (`fed_again`), because its logits are to
-feel the eviction. Scorers still see it, above all its query: views hold every token of the prefill,
-and so do the statistics and extra passes behind them. It is not ranked, and no cache keeps it.
+Before a prompt is answered, its last token is fed again (`fed_again`), so that its logits come
+from the evicted cache. Scorers still see it, above all its query: views hold every token of the
+prefill, as do the statistics and extra passes behind them. It is not ranked, and no cache keeps it.
 """
 
 from __future__ import annotations

@@ -306,7 +306,7 @@ def _triton(twin: Any, heads: int) -> None:
 
 
 _ONE_HEAD = {"CPU_ATTN": _cpu, "FLASH_ATTN": _flash, "TRITON_ATTN": _triton}
-"""What the builder of a twin still has to learn: it reads the number of heads from the model."""
+"""Sets the head count to 1 in a twin's metadata builder, which reads it from the model."""
 
 
 def _supported_kv_cache_layouts(_: object) -> Any:

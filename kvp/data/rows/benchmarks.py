@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Parsed = tuple[str, Callable[[], Sequence[Sample]]]
-"""Of a row: the text that decides its split, and what makes its samples of at most `--length`
-tokens, whose ids are set later; RowError where none fits."""
+"""A row as parsed: the text that its split is hashed from, and a function that makes its samples of
+at most `--length` tokens, whose ids are set later; it raises RowError where none fits."""
 
 
 def benchmark_source(

@@ -1,4 +1,4 @@
-"""Everything in a file, a folder or a hub data set as documents, and what had to be skipped.
+"""Reads a file, a folder or a hub data set as documents, and counts the rows that are skipped.
 
 Rows belong to splits by a hash of their content, so equal rows never meet in two splits; message
 trees (OpenAssistant's exports, one message per row) by a hash of their id, all threads of one

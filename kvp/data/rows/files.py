@@ -1,4 +1,4 @@
-"""Read rows of JSONL, JSON, parquet, folders of files, the hub; texts.
+"""Reads rows of JSONL, JSON, parquet, folders of files and the hub, and plain texts.
 
 `datasets` reads the hub, pyarrow parquet. JSON is read here: `datasets` gives all rows of a file
 one schema, so rows of different forms and trees of different depth fail. Every reader yields rows

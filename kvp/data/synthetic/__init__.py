@@ -1,1 +1,1 @@
-"""Generated text: RULER tasks, prose and dialogues."""
+"""Generated text: prose and dialogues, and the keys, numbers and names of generated tasks."""
