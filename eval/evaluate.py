@@ -231,7 +231,7 @@ def evaluate_prompt(
 def evaluate_together(
     bench: Bench, prompts: Sequence[Prompt], protocol: str, settings: Sequence[Method]
 ) -> Iterator[list[Record]]:
-    """The records of each prompt, one per setting, for prompts of one prefill (`by_prefill`).
+    """The records of each prompt, one per setting, for prompts of one prefill (`eval.work`).
 
     Methods that read the answer to come select tokens for each prompt anew, all others once.
     """

@@ -2,12 +2,7 @@
 
 Order of work: everything that can be refused is refused first (`eval.prepare`); then the manifest;
 then one batched evaluation per prompt and protocol, appended to rows.jsonl as it is done; then the
-timing pass; then the closing table.
-
-Work is done in pieces: prompts that share a prefill, together or not at all. Questions about one
-context that the compression does not see share a prefill: it is run and compressed once. Every
-question is then fed to caches of its own, so none sees another one, and records are those of each
-prompt alone.
+timing pass; then the closing table. What runs the prompts is `eval.work`.
 """
 
 from __future__ import annotations
@@ -15,7 +10,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -27,9 +22,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.evaluate import Bench, evaluate_prompt, evaluate_together, identify
+from eval.evaluate import Bench, evaluate_prompt
 from eval.methods import Method, file_digests, policies_of, recorded_spec, trained_tasks
-from eval.prepare import Loaded, Prepared, Work, methods_of, prepare
+from eval.prepare import Loaded, Prepared, methods_of, prepare
 from eval.results.comparison import compare_all
 from eval.results.folder import (
     Results,
@@ -51,29 +46,24 @@ from eval.results.records import (
     RecordFile,
     RecordParts,
     group_by,
-    key_of,
     merge_records,
     results_folder,
     seal,
 )
 from eval.timing import timing_records
+from eval.work import WorkPieces, evaluate_all, evaluation_progress, load_bench
 from kvp.artifacts.addresses import ObjectPath, files_below, place
 from kvp.artifacts.claim import OutputFolder
 from kvp.data.splits import ALL
 from kvp.devices import device_of_rank
 from kvp.errors import ResultsError, UsageError
 from kvp.hf.attention import kvp_attention_set
-from kvp.hf.loading import model_of, tokenizer_of
 from kvp.hf.model_access import unwrap_model
 from kvp.hf.model_checks import check_model
 from kvp.hf.model_identity import another_model, model_identity, name_of, weights_digest
-from kvp.hf.scorer_inputs import check_inputs
 from kvp.program.ray_engine import do_with_ray
 from kvp.program.settings import DtypeName
-from kvp.progress import Progress, phase, say
-from kvp.ranks import Rank
-
-ALONE = Rank()
+from kvp.progress import phase, say
 
 
 def run(
@@ -135,7 +125,7 @@ def _run_with_ray(config: EvalConfig, methods: Sequence[Method]) -> Results | No
     if not left:
         return _run_here(config.local(), methods, None)
     before = sum(1 for _ in files_below(out / PARTS))
-    with _counted(total, total - left) as progress:
+    with evaluation_progress(total, total - left) as progress:
 
         def show_progress() -> None:
             new = sum(1 for _ in files_below(out / PARTS)) - before
@@ -228,20 +218,6 @@ def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def load_bench(
-    config: EvalConfig, methods: Iterable[Method], loaded: Loaded | None = None
-) -> Bench:
-    """Load the model; ModelError, naming the method, where it lacks what one of them reads."""
-    torch.manual_seed(config.seed)
-    if loaded is None:
-        phase("loading the model")
-        model, tokenizer = model_of(config, device_of_rank(config.device, config.worker))
-    else:
-        model, tokenizer = loaded.model, tokenizer_of(config, loaded.tokenizer)
-    check_inputs(model, [method.scorer for method in methods if method.scorer])
-    return Bench(model=model, tokenizer=tokenizer, config=config)
-
-
 def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
     """Measure one prompt and estimate the time of the others; returns its records."""
     prompt, protocol, settings = prepared.work[0]
@@ -259,30 +235,6 @@ def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
     return records
 
 
-def evaluate_all(bench: Bench, prepared: Prepared, file: RecordFile, rank: Rank = ALONE) -> None:
-    """Append the records that the share of one process lacks; ResultsError as `WorkPieces`."""
-    work = WorkPieces(bench.config, prepared, file)
-    share = rank.share(range(len(work)))
-    left, total = work.undone(share), work.prompts(share)
-    there = total - sum(len(work.missing(number)) for number in left)
-    with _counted(total, there) as progress:
-        for number in left:
-            for prompt in work.do(bench, number):
-                progress.advance(note=prompt)
-
-
-@contextmanager
-def _counted(total: int, there: int) -> Iterator[Progress]:
-    """Progress of the evaluations; whatever ends them early, says how many are done."""
-    progress = Progress("evaluating", total, completed=there)
-    try:
-        with progress:
-            yield progress
-    except BaseException as error:
-        error.add_note(f"{progress.completed} of {total} evaluations done, unfinished")
-        raise
-
-
 def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) -> None:
     """The timing pass, on the first `prompts` prompts of one kind, generated answers preferred."""
     work = prepared.work
@@ -291,69 +243,6 @@ def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) ->
     protected = {one.at(one.budget, None) for one in settings if one.protected}
     once = [one for one in settings if one not in protected]  # protection costs nothing
     merge_records(file, timing_records(bench, timed, protocol, once), TIMING_KEY)
-
-
-def by_prefill(work: Iterable[Work]) -> list[list[Work]]:
-    """Groups of equal prefill, protocol, task and settings, in the order of their first members."""
-
-    def key(work: Work) -> tuple[object, ...]:
-        prompt, protocol, settings = work
-        again, question = prompt.fed_again(protocol), prompt.question_tokens(protocol)
-        read = prompt.encoded.ids[: prompt.boundary(protocol) + again]
-        return prompt.task, protocol, read, again, question, tuple(map(id, settings))
-
-    return list(group_by(work, key).values())
-
-
-class WorkPieces:
-    """The pieces of a run, numbered alike in all its processes, and which of them are done."""
-
-    def __init__(self, config: EvalConfig, prepared: Prepared, file: RecordFile) -> None:
-        """Append to `file`; ResultsError where it answers other prompts of the same names."""
-        for prompt in prepared.prompts:
-            digest = file.digests.get((prompt.task, prompt.sample.id))
-            if digest is not None and digest != prompt.sample.digest:
-                raise ResultsError(
-                    f"{file.path} holds answers to another prompt called {prompt.sample.id}: the "
-                    "data or its task has changed since; choose another --out"
-                )
-        self._config = config
-        self._file = file
-        self._groups = by_prefill(prepared.work)
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    def prompts(self, numbers: Iterable[int]) -> int:
-        """Prompts, per protocol, in some pieces."""
-        return sum(len(self._groups[number]) for number in numbers)
-
-    def missing(self, number: int) -> list[Work]:
-        """The prompts of a piece with the settings that have no record yet."""
-        left: list[Work] = []
-        there = self._file.values
-        for prompt, protocol, planned in self._groups[number]:
-            settings = [
-                setting for setting in planned
-                if key_of(identify(self._config, prompt, protocol, setting)) not in there
-            ]  # fmt: skip
-            if settings:
-                left.append((prompt, protocol, settings))
-        return left
-
-    def undone(self, numbers: Iterable[int]) -> list[int]:
-        """Those of some pieces that lack records."""
-        return [number for number in numbers if self.missing(number)]
-
-    def do(self, bench: Bench, number: int) -> Iterator[str]:
-        """Evaluate what is missing of a piece; a prompt's kind, once its records are written."""
-        for group in by_prefill(self.missing(number)):
-            _, protocol, shared = group[0]
-            prompts = [prompt for prompt, _, _ in group]
-            together = evaluate_together(bench, prompts, protocol, shared)
-            for prompt, records in zip(prompts, together, strict=True):
-                self._file.append(records)
-                yield f"{prompt.task} {protocol}"
 
 
 def run_from_python(

@@ -45,7 +45,7 @@ from eval.prepare import load_all, methods_of, read_model
 from eval.results.folder import input_digests
 from eval.results.records import UNIFORM, altered_part, seal
 from eval.results.stats import paired_difference
-from eval.run import load_bench
+from eval.work import load_bench
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import digest_json, raising_as
 from kvp.artifacts.manifest import recorded_name, run_manifest

@@ -32,8 +32,8 @@ from eval.results.folder import open_folder, write_manifest
 from eval.results.records import ROWS, RecordFile, group_by, key_of, seal
 from eval.results.stats import Unit, bootstrap_mean
 from eval.results.tuned_settings import FORMAT, SETTINGS, Scored, TunedSettings
-from eval.run import evaluate_all, load_bench
 from eval.tune.search import Search, next_batch
+from eval.work import evaluate_all, load_bench
 from kvp.artifacts.files import atomic_write_bytes, digest_json
 from kvp.artifacts.manifest import recorded_name, run_manifest, write_sealed_json
 from kvp.errors import UsageError

@@ -214,7 +214,7 @@ def _refusal(capsys, arguments):
 def test_mistakes_are_one_line_before_the_weights_are_loaded(
     changes, words, capsys, tmp_path, model_folder, tiny_policy, monkeypatch
 ):
-    monkeypatch.delattr("eval.run.model_of")
+    monkeypatch.delattr("eval.work.model_of")
     out = tmp_path / "results"
     assert words in _refusal(capsys, _arguments(model_folder, tiny_policy, out, **changes))
     assert not out.exists()
@@ -267,7 +267,7 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(
         model_folder, tiny_policy, tmp_path / "r", methods="full,knorm",
         timing_prompts=0, tasks="niah_single_1", prompts=3,
     )  # fmt: skip
-    monkeypatch.setattr("eval.run.evaluate_together", interrupted)
+    monkeypatch.setattr("eval.work.evaluate_together", interrupted)
     assert main(arguments) == 130
     assert capsys.readouterr().err.splitlines()[-1] == (
         "kvp eval: interrupted; 3 of 6 evaluations done, unfinished; the same command continues"
@@ -290,7 +290,7 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(
     assert out[-2] == said
     page = (tmp_path / "r" / "report.html").read_text()
     assert page.partition("<p")[2].startswith(f' class="note">{said}<')
-    monkeypatch.setattr("eval.run.evaluate_together", evaluate_together)
+    monkeypatch.setattr("eval.work.evaluate_together", evaluate_together)
     # a run of fewer methods ends; the folder is still unfinished
     fewer = [part.replace("full,knorm", "full") for part in arguments]
     assert main(fewer) == 0

@@ -9,7 +9,7 @@ from eval.config import EvalConfig
 from eval.evaluate import Bench, evaluate_prompt
 from eval.prepare import methods_of, prepare
 from eval.results.records import RecordFile, key_of
-from eval.run import by_prefill, evaluate_all
+from eval.work import by_prefill, evaluate_all
 
 CONTEXT = "The sky is blue. The grass is green. Here we go. There and back again. " * 3
 
