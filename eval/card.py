@@ -84,14 +84,14 @@ def _measured_facts(folder: Path, policy: Shard) -> dict[str, Any]:
     labels = {name for name, other in policies.items() if other == digest}
     records = [record for record in results.records if record["policy"] in {None, *labels}]
     ours = [record for record in records if record["policy"] in labels]
-    rules = group_by(ours, itemgetter("allocator"))
-    if not rules:
+    by_allocator = group_by(ours, itemgetter("allocator"))
+    if not by_allocator:
         raise UsageError(
             f"{folder} holds no results of {policy.source.name} as it is: evaluate this "
             "policy with kvp eval, or name another folder"
         )
-    means = {rule: fmean(map(value_of, of_rule)) for rule, of_rule in sorted(rules.items())}
-    allocator = max(means, key=lambda rule: means[rule])
+    means = {name: fmean(map(value_of, rows)) for name, rows in sorted(by_allocator.items())}
+    allocator = max(means, key=lambda name: means[name])
     # Rows of other policies are left out on purpose: what is unfinished is said of the whole.
     part = replace(results, records=tuple(records), manifest={**manifest, "planned": []})
     lacking = unfinished_work(results)

@@ -33,9 +33,9 @@ CONTEXTS = FolderKind(noun="folder of contexts", marker="", error=CacheError)
 
 def run(config: CompressConfig) -> None:
     """Write a context file per document; KvpError names the flag or document that cannot work."""
-    name, rule = config.sides
+    name, allocator_spec = config.sides
     ranked_by = load_policy(name) if config.policy else make_scorer(name)
-    scorer, allocator = resolve_method(ranked_by, rule)
+    scorer, allocator = resolve_method(ranked_by, allocator_spec)
     engine: Engine = Vllm()
     if config.gguf:
         require("--gguf", "gguf", "gguf")

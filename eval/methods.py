@@ -85,8 +85,8 @@ def _sides(method: Given) -> tuple[str | Scorer, str | Allocator | None]:
     """Scorer and allocator, names as they are."""
     if isinstance(method, str):
         return split_method(method)
-    scorer, rule = method if isinstance(method, tuple) else (method, None)
-    return make_scorer(scorer), None if rule is None else make_allocator(rule)
+    scorer, allocator = method if isinstance(method, tuple) else (method, None)
+    return make_scorer(scorer), None if allocator is None else make_allocator(allocator)
 
 
 def recorded_spec(method: Given) -> str:
@@ -128,9 +128,9 @@ def build_methods(
             _refuse_unnamed(settings, str(method), [*methods, *allocators])
             built += _tuned_methods(settings, policies, seed)
             continue
-        scorer, rule = _sides(method)
+        scorer, allocator = _sides(method)
         if scorer == FULL:
-            if rule is not None:
+            if allocator is not None:
                 raise UsageError(f"--methods {method}: the full cache has no allocator")
             built.append(Method(method=FULL))
             continue
@@ -142,10 +142,10 @@ def build_methods(
                     "same object twice"
                 )
         built += [
-            with_allocator(ranking, allocator)
+            with_allocator(ranking, each)
             for one in (NULLS if scorer == ALL_NULLS else (scorer,))
             for ranking in _rankings(one, policies, seed)
-            for allocator in (allocators if rule is None else (rule,))
+            for each in (allocators if allocator is None else (allocator,))
         ]
     _refuse_namesakes(built)
     return tuple(dict.fromkeys(built))
@@ -210,11 +210,11 @@ def with_allocator(method: Method, spec: str | Allocator) -> Method:
     assert method.scorer is not None, "the full cache has no allocator"
     try:
         written = parse(spec, "allocator") if isinstance(spec, str) else None
-        _, rule = make_method(method.scorer, make_allocator(written or spec))
+        _, allocator = make_method(method.scorer, make_allocator(written or spec))
     except UsageError as error:
         raise UsageError(f"--methods, --allocators: {error}") from None
-    used, both = None if rule.name == UNIFORM else rule, (method.written[0], written)
-    named = replace(method, allocator=rule.name, self_sized=sizes_itself(rule))
+    used, both = None if allocator.name == UNIFORM else allocator, (method.written[0], written)
+    named = replace(method, allocator=allocator.name, self_sized=sizes_itself(allocator))
     return replace(named, allocator_object=used, written=both)
 
 

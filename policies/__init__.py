@@ -29,13 +29,13 @@ def resolve_method(scorer: Any, allocator: Any = None) -> tuple[Any, Any]:  # no
     A policy is named as for `load_policy`; a side that is an object stays as it is. Without an
     allocator there is None. Raises as `make_method` and `load_policy`.
     """
-    left, rule = both_sides(scorer, allocator)
+    left, allocator = both_sides(scorer, allocator)
     if isinstance(left, str):
         path = is_address(left) or ("/" in left and ":" not in left)
         if path or left in BUNDLED or (left and left not in SCORERS and Path(left).is_dir()):
             left = load_policy(left)
     try:
-        return (make_scorer(left), None) if rule is None else make_method(left, rule)
+        return (make_scorer(left), None) if allocator is None else make_method(left, allocator)
     except UsageError as error:
         what, colon, choices = str(error).partition(": ")
         if not what.startswith("unknown method"):

@@ -209,8 +209,8 @@ def make_method(
     `make_allocator`; UsageError, too, when both are given, and when the allocator takes the sizes
     of a scorer that has none.
     """
-    left, rule = both_sides(spec, allocator)
-    scorer, made = make_scorer(left), make_allocator("uniform" if rule is None else rule)
+    left, allocator = both_sides(spec, allocator)
+    scorer, made = make_scorer(left), make_allocator("uniform" if allocator is None else allocator)
     if sizes_itself(made) and not isinstance(scorer, SelfSizing):
         raise UsageError(
             f"{scorer.name}+{made.name}: {scorer.name} does not say how many tokens it needs; "

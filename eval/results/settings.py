@@ -34,9 +34,9 @@ class MethodSetting:
     variant: str = "auto"
     """Preset or options, `auto` for the method's defaults."""
     allocator: str = UNIFORM
-    """Full name of the rule that splits the budget over the heads."""
+    """Full name of the allocator, which splits the budget over the heads."""
     self_sized: bool = False
-    """Whether that rule decides by itself how many tokens to keep, whatever the budget."""
+    """Whether the allocator decides by itself how many tokens to keep, whatever the budget."""
     policy: str | None = None
     """Label of the policy of `kvp`; in reports the group of those that differ only in seed, empty
     where there is one group."""
@@ -89,11 +89,11 @@ class MethodSetting:
     @property
     def spec(self) -> str:
         """As `--methods` has it: `snapkv`, `snapkv:paper`, `kvp/seed0(window=16)+ada`."""
-        rule = "" if self.allocator == UNIFORM else f"+{self.allocator}"
+        allocator = "" if self.allocator == UNIFORM else f"+{self.allocator}"
         if self.variant == "auto":
-            return f"{self._named}{rule}"
-        of = f"({self.variant})" if "=" in self.variant else f":{self.variant}"
-        return f"{self._named}{of}{rule}"
+            return f"{self._named}{allocator}"
+        variant = f"({self.variant})" if "=" in self.variant else f":{self.variant}"
+        return f"{self._named}{variant}{allocator}"
 
     @property
     def label(self) -> str:

@@ -51,27 +51,27 @@ TABLE = "settings.csv"
 def subjects_of(config: TuneConfig) -> list[Search]:
     """Methods of `--methods`; raises UsageError on what cannot be tuned, and as `build_methods`."""
     searches = []
-    for scorer, rule in map(split_method, config.evaluation.method_list):
+    for scorer, allocator_spec in map(split_method, config.evaluation.method_list):
         if scorer == FULL or scorer.startswith(f"{TUNED}:"):
             raise UsageError(f"--methods {scorer}: nothing is chosen for it; leave it out")
         for name in NULLS if scorer == ALL_NULLS else (scorer,):
-            searches.append(_search(config, name, rule))
+            searches.append(_search(config, name, allocator_spec))
     return searches
 
 
-def _search(config: TuneConfig, spec: str, rule: str | None) -> Search:
+def _search(config: TuneConfig, spec: str, allocator_spec: str | None) -> Search:
     if spec == LEARNED:
         runs = learned_methods(config.evaluation.policy_list)
         if len({run.group for run in runs}) > 1:
             raise UsageError("--policies: tune policies that differ in more than their seed apart")
     else:
         runs = [registered_method(spec, config.seed)]
-    requested = spec if rule is None else f"{spec}+{rule}"
-    rules = config.evaluation.allocator_list if rule is None else (rule,)
-    allocators = tuple({made.name: made for made in map(make_allocator, rules)}.values())
+    requested = spec if allocator_spec is None else f"{spec}+{allocator_spec}"
+    specs = config.evaluation.allocator_list if allocator_spec is None else (allocator_spec,)
+    allocators = tuple({made.name: made for made in map(make_allocator, specs)}.values())
     if any(map(sizes_itself, allocators)):
         raise UsageError(
-            f"--methods {requested} with {' or '.join(rules)}: what ignores the budget is not "
+            f"--methods {requested} with {' or '.join(specs)}: what ignores the budget is not "
             "tuned; leave it out"
         )
     scorer, written = runs[0].scorer, runs[0].written[0]
@@ -94,7 +94,7 @@ def _search(config: TuneConfig, spec: str, rule: str | None) -> Search:
         start=tuple(dict.fromkeys(start)),
         options={name: values for name, values in grid.items() if name not in fixed},
         allocators=allocators,
-        allocator_options=rule is None,
+        allocator_options=allocator_spec is None,
         tokens=config.length,
     )
 
@@ -208,8 +208,8 @@ def run(config: TuneConfig) -> TunedSettings:
     """Run kvp tune; raises KvpError on anything the user can mend."""
     subjects = subjects_of(config)
     methods = [  # with every allocator: to check, and to digest the files they come from
-        with_allocator(method, rule.name)
-        for subject in subjects for method in subject.runs for rule in subject.allocators
+        with_allocator(method, allocator.name)
+        for subject in subjects for method in subject.runs for allocator in subject.allocators
     ]  # fmt: skip
     evaluation = config.evaluation
     phase("preparing prompts")

@@ -92,8 +92,8 @@ def method(record: Record) -> str:
     policy = (record["policy"] or "").rstrip("0123456789")
     if policy not in ("", "seed", BUNDLED):
         name = policy
-    rule = record["allocator"].partition(":")[0]
-    return name if rule == "uniform" else f"{name}+{rule}"
+    allocator = record["allocator"].partition(":")[0]
+    return name if allocator == "uniform" else f"{name}+{allocator}"
 
 
 def cells(records: Iterable[Record]) -> Cells:
