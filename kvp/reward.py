@@ -43,19 +43,19 @@ def gumbel_sort(
     generator: torch.Generator | None = None,
     *,
     shard: slice | None = None,
-    of: int | None = None,
+    heads: int | None = None,
 ) -> Tensor:
     """Draw rankings: sort s_i + g_i in descending order, g_i ~ Gumbel(0, 1) (equation 3).
 
     Scores [..., N], half precision computed in float32 -> [K, ..., N] int64, K = `samples`, most
-    important token first, independent over K. With `shard` and `of` the scores are those of the
-    heads `shard` among `of` heads: the noise of all heads is drawn, on the generator's device, so
+    important token first, independent over K. With `shard` and `heads` the scores are those of
+    the heads `shard` among `heads` ones: the noise of all is drawn, on the generator's device, so
     that a shard gets the rankings that the whole model would give it.
 
     Noise is minus the log of a unit exponential, which keeps its upper tail in float32 (-log(-log
     u) of a float32 uniform cannot exceed 16).
     """
-    shape = scores.shape if of is None else (of, *scores.shape[1:])
+    shape = scores.shape if heads is None else (heads, *scores.shape[1:])
     source = scores.device if generator is None else generator.device
     unit = torch.empty((samples, *shape), device=source).exponential_(generator=generator)
     noise = -unit.clamp_min(torch.finfo(unit.dtype).tiny).log().to(scores.device)  # [K, ..., N]

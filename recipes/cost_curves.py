@@ -73,7 +73,7 @@ def measure(reader: TraceReader, methods: dict[str, Scorer], sequences: int) -> 
                     "skill": skill(importance, losses, PROTECTED),
                     "lost_at_12.5%": attention_lost(losses)[..., round(point / 8)],
                 }  # fmt: skip
-                rows = pd.DataFrame({name: of.flatten() for name, of in numbers.items()})
+                rows = pd.DataFrame({name: values.flatten() for name, values in numbers.items()})
                 parts.append(rows.assign(method=name, head=rows.index, sequence=record.id))
     return pd.concat(parts)
 

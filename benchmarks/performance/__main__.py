@@ -130,8 +130,8 @@ def measure(part: Part, given: argparse.Namespace) -> dict[str, Any]:
     failed = report.get("failed", {})
     for row in report["results"]:
         if row.get("skipped", "").startswith("failed: "):
-            of = [row[key] for key in ("form", "method", "length", "tokens") if key in row]
-            failed[":".join(map(str, of))] = row["skipped"]
+            case = [row[key] for key in ("form", "method", "length", "tokens") if key in row]
+            failed[":".join(map(str, case))] = row["skipped"]
     return {"command": command, "failed": failed}
 
 

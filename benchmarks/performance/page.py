@@ -95,12 +95,12 @@ def _measured(part: Part, report: Report, link: str, label: str) -> str:
 
 def _machine(report: Report) -> str:
     """A sentence on where and when."""
-    of = report["machine"]
-    hardware = of.get("gpu") if report["settings"].get("device") == "cuda" else of.get("cpu")
-    commit = f"commit `{(of.get('commit') or 'unknown')[:10]}`"
-    if of.get("changed"):
+    machine = report["machine"]
+    hardware = machine.get("gpu" if report["settings"].get("device") == "cuda" else "cpu")
+    commit = f"commit `{(machine.get('commit') or 'unknown')[:10]}`"
+    if machine.get("changed"):
         commit += " with changes"
-    parts = [hardware or "unknown hardware", f"torch {of['torch']}", commit]
+    parts = [hardware or "unknown hardware", f"torch {machine['torch']}", commit]
     if (ended := report["settings"].get("ended")) is None:
         return f"{', '.join(parts)}."
     lacking = ", ".join(f"`{name}`" for name in _lacking(report))

@@ -126,8 +126,8 @@ def decoding(report: Report) -> list[Table]:
     for row in rows:
         cases.setdefault((row["model"], row["tokens"]), {})[row["cache"]] = row
     lines = [
-        [model, f"{tokens:,}", *(number(of.get(cache, {}).get("fastest")) for cache in caches)]
-        for (model, tokens), of in cases.items()
+        [model, f"{tokens:,}", *(number(case.get(cache, {}).get("fastest")) for cache in caches)]
+        for (model, tokens), case in cases.items()
     ]
     names = ["dense" if name == "uniform" else name.removesuffix(":auto") for name in caches]
     headings = ["model", "tokens", *names]
@@ -146,9 +146,9 @@ def _falling(cases: Mapping[tuple[str, int], Mapping[str, Row]]) -> Iterator[str
 
 def _reordered(cases: Mapping[tuple[str, int], Mapping[str, Row]]) -> Iterator[str]:
     """Where medians rank the caches otherwise than the fastest tokens do."""
-    for (model, tokens), of in cases.items():
-        medians = {cache: row["milliseconds"] for cache, row in of.items()}
-        if sorted(of, key=medians.__getitem__) != sorted(of, key=lambda name: of[name]["fastest"]):
+    for (model, tokens), case in cases.items():
+        medians = {cache: row["milliseconds"] for cache, row in case.items()}
+        if sorted(case, key=medians.get) != sorted(case, key=lambda name: case[name]["fastest"]):
             yield (
                 f"Medians of `{model}` at {tokens:,} tokens are "
                 f"{', '.join(map(number, medians.values()))} ms, which is another order: this row "

@@ -141,7 +141,7 @@ def quality(
     if comparison.kind == "accuracy":
         axes.set_ylim(-3, 103)
     else:
-        means = [of.interval.mean for (one, _), of in comparison.cells.items() if one in shown]
+        means = [cell.interval.mean for (one, _), cell in comparison.cells.items() if one in shown]
         axes.set(yscale="log", ylim=(min(means) / 1.15, max(means) * 1.15))
         _log_axis(axes.yaxis)
     places = _places(comparison)
@@ -180,9 +180,9 @@ def _curve(
     shares = are_shares(places)
     points = sorted(
         # A method that sizes the cache itself has one point, at the size that it took.
-        (places.get(spec, 100 * of.share if shares else of.kept_tokens),
-         *of.interval.numbers)
-        for (one, spec), of in comparison.cells.items() if one == setting and spec != FULL
+        (places.get(spec, 100 * cell.share if shares else cell.kept_tokens),
+         *cell.interval.numbers)
+        for (one, spec), cell in comparison.cells.items() if one == setting and spec != FULL
     )  # fmt: skip
     if not points:
         return

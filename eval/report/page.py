@@ -150,9 +150,9 @@ def _view(data: PageData, comparison: Comparison, numbers: pandas.DataFrame) -> 
 
 def _picture(data: PageData, comparison: Comparison, name: str, measure: str) -> Picture:
     best, shown, tasks = comparison.best, drawn_settings(comparison), comparison.sorted.tasks
-    of = f" of {tasks[0]}" if len(tasks) == 1 else ""
+    of_task = f" of {tasks[0]}" if len(tasks) == 1 else ""
     title = [
-        f"{measure}{of}, {SEEN[comparison.protocol]}",
+        f"{measure}{of_task}, {SEEN[comparison.protocol]}",
         f"{model_name(data.results)}, at most {data.results.setting('length')} tokens",
         *["unfinished: ranks no method"] * bool(comparison.unfinished),
     ]

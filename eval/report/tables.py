@@ -120,7 +120,7 @@ def by_task(comparison: Comparison, spec: str) -> Table:
     rows = {}
     for setting, note in comparison.choices.items():
         budget = SELF_SIZED if setting.self_sized else spec
-        numbers = [_cell(comparison, of, setting, budget) for of in comparison.tasks.values()]
+        numbers = [_cell(comparison, cells, setting, budget) for cells in comparison.tasks.values()]
         if {*numbers} != {NOTHING}:
             rows[setting] = [_head(setting, note), *numbers]
     return Table(
@@ -225,11 +225,11 @@ def _head(setting: MethodSetting, note: str, alike: str = "") -> str:
 
 def _cell(comparison: Comparison, cells: Cells, setting: MethodSetting, spec: str) -> str:
     """The estimate of a setting at a budget; the full cache is the same at every one."""
-    of = cells.get((setting, FULL if setting.method == FULL and spec != SELF_SIZED else spec))
-    if of is None:
+    estimate = cells.get((setting, FULL if setting.method == FULL and spec != SELF_SIZED else spec))
+    if estimate is None:
         return NOTHING
-    texts = _interval_texts(of.interval, comparison.measure.scale, comparison.measure.page)
-    return texts.split("\n")[0] if of.interval.low == of.interval.high else texts
+    texts = _interval_texts(estimate.interval, comparison.measure.scale, comparison.measure.page)
+    return texts.split("\n")[0] if estimate.interval.low == estimate.interval.high else texts
 
 
 def _interval_texts(interval: Interval | None, scale: float, form: str) -> str:

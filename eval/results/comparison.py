@@ -132,7 +132,7 @@ def _estimate(kind: Kind, records: list[ResultsRow]) -> Estimate:
 
 def full_of(cells: Cells) -> Estimate | None:
     """The estimate of the full cache, where it was run."""
-    return next((of for (setting, _), of in cells.items() if setting.method == FULL), None)
+    return next((cell for (setting, _), cell in cells.items() if setting.method == FULL), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,7 @@ def sort_tasks(kind: Kind, records: Iterable[ResultsRow]) -> SortedTasks:
         least = next(iter(budget_axis(controls)), None)
         few = [record for record in controls if record["budget_spec"] in (None, least)]
         cells = estimates(kind, few, defaultdict(str))
-        nulls = {setting.label: of for (setting, spec), of in cells.items() if spec == least}
+        nulls = {one.label: cell for (one, spec), cell in cells.items() if spec == least}
         if (full := full_of(cells)) is None:
             continue
         whole, graded = full.interval.mean, any(record.get("metric") in GRADED for record in few)
@@ -257,7 +257,7 @@ class Comparison:
     @property
     def interval(self) -> str:
         """What the intervals are over, for captions."""
-        seeds = {of.policies for (one, _), of in self.cells.items() if one.method == LEARNED}
+        seeds = {cell.policies for (one, _), cell in self.cells.items() if one.method == LEARNED}
         policies = " and policy seeds" if max(seeds, default=0) > 1 else ""
         alone = "; of one policy seed: what another would change is not in it" if 1 in seeds else ""
         half = " (half a prompt more at 0 and at 100 %)" if self.kind == "accuracy" else ""
@@ -338,8 +338,8 @@ class Comparison:
         nulls = [setting for setting in at if setting.method in NULLS]
         shown = [setting for setting in at if setting in self.choices]
         if any(setting.method == LEARNED for setting in shown):
-            entries = [entry for entry, _ in tuned_under(self.results, self.protocol)]
-            tuned = {one.family for one in self.choices if any(of.chose(one) for of in entries)}
+            runs = [run for run, _ in tuned_under(self.results, self.protocol)]
+            tuned = {one.family for one in self.choices if any(run.chose(one) for run in runs)}
             shown += [setting for setting in at if setting.method != LEARNED
                       and setting.family not in tuned]  # fmt: skip
         bounds = (FULL, ORACLE, *NULLS)
@@ -352,7 +352,7 @@ class Comparison:
 
         learned = [setting for setting in compared if setting.method == LEARNED][:1]
         others = rank(setting for setting in compared if setting.method != LEARNED)
-        ranked = [of[0] for of in group_by(others, lambda setting: setting.family).values()]
+        ranked = [family[0] for family in group_by(others, lambda setting: setting.family).values()]
         return Best(
             budget=budget,
             learned=bool(learned),
@@ -368,9 +368,9 @@ class Comparison:
             return {}
         first = self.best.settings[0]
         return {
-            (setting, spec): gap for (setting, spec), of in self.cells.items()
+            (setting, spec): gap for (setting, spec), estimate in self.cells.items()
             if setting != first and setting in (*self.choices, *self.best.compared)
-            and (lead := self.cells.get((first, spec))) and (gap := self.minus(of, lead))
+            and (lead := self.cells.get((first, spec))) and (gap := self.minus(estimate, lead))
         }  # fmt: skip
 
     @property
@@ -414,7 +414,7 @@ class Comparison:
         cache, and where no null was run.
         """
         nulls = [
-            of for (null, at), of in self.cells.items()
+            estimate for (null, at), estimate in self.cells.items()
             if null.method in NULLS and null.protected == setting.protected and at == spec
         ]  # fmt: skip
         ours = self.cells.get((setting, spec))
@@ -434,14 +434,14 @@ def choose_settings(
     with the best score.
     """
     chosen: dict[MethodSetting, str] = {}
-    for of_family in group_by(settings, lambda setting: setting.family).values():
-        best, how = min(of_family, key=MethodSetting.distance_from_default), ""
-        found = [(one, *of) for of in tuned for one in of_family if of[0].chose(one)]
+    for family in group_by(settings, lambda setting: setting.family).values():
+        best, how = min(family, key=MethodSetting.distance_from_default), ""
+        found = [(one, *run) for run in tuned for one in family if run[0].chose(one)]
         if found:
-            best, entry, split = max(found, key=lambda run: run[1].chosen.score)
+            best, entry, split = max(found, key=lambda choice: choice[1].chosen.score)
             how = f", chosen on {split} ({entry.tried} settings)" * (entry.tried > 1)
-        elif len(of_family) > 1:
-            how = f", the default of {len(of_family)}"
+        elif len(family) > 1:
+            how = f", the default of {len(family)}"
         chosen[best] = f"{best.details}{how}"
     return chosen
 
@@ -458,9 +458,9 @@ def compare_methods(results: Results, kind: Kind, protocol: str) -> Comparison |
     used = [record for record in records if record["task"] in tasks.usable] or records
     every = estimates(kind, used, groups)
     # Others than over all prompts cannot be compared: a folder may have been extended since.
-    prompts = {unit for of in every.values() for unit in of.prompts}
-    cells = {key: of for key, of in every.items() if of.prompts == prompts}
-    settings, whole = (dict.fromkeys(setting for setting, _ in of) for of in (every, cells))
+    prompts = {unit for estimate in every.values() for unit in estimate.prompts}
+    cells = {key: estimate for key, estimate in every.items() if estimate.prompts == prompts}
+    settings, whole = (dict.fromkeys(setting for setting, _ in keys) for keys in (every, cells))
     having, order = {setting.family for setting in whole}, [*sort_families(settings)]
     # A setting that lacks prompts is shown only where its method has no other.
     able = [one for one in settings if one in whole or one.family not in having]

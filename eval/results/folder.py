@@ -204,8 +204,8 @@ def progress(results: Results) -> dict[tuple[str, str], tuple[int, int]]:
     """
     rows: dict[tuple[Any, ...], set[str]] = defaultdict(set)
     for record in results.records:
-        of = key_of(record, ("task", "protocol", *SETTING_FIELDS))
-        rows[of].add(record["example"])
+        setting = key_of(record, ("task", "protocol", *SETTING_FIELDS))
+        rows[setting].add(record["example"])
     counts: dict[tuple[str, str], tuple[int, int]] = {}
     for part in results.manifest.get("planned", ()):
         for task, prompts in part["prompts"].items():

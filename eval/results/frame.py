@@ -51,10 +51,10 @@ def short_table(
     specs = sorted({spec for _, spec in comparison.cells}, key=budget_order)
     labels = dict.fromkeys(setting.label for setting in comparison.settings)
     table = pandas.DataFrame("", list(labels), pandas.Index(specs, name="method"))
-    for (setting, spec), of in comparison.cells.items():
-        mean, low, high = of.interval.texts(measure.scale, f".{measure.digits + finer}f")
+    for (setting, spec), estimate in comparison.cells.items():
+        mean, low, high = estimate.interval.texts(measure.scale, f".{measure.digits + finer}f")
         around = f" ({low}-{high})" * (interval and low != high)  # of one text there is none
-        size = f" @{of.share:.0%}" if spec == SELF_SIZED else ""
+        size = f" @{estimate.share:.0%}" if spec == SELF_SIZED else ""
         table.loc[setting.label, spec] = f"{mean}{around}{size}"
     return table
 
@@ -89,7 +89,7 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
         differ = holm(to_full)
         significant = comparison.significant if overall else set()
         for key in known:
-            (setting, spec), of = key, cells[key]
+            (setting, spec), estimate = key, cells[key]
             row: dict[str, object] = {
                 "unfinished": bool(comparison.unfinished),
                 "metric": "answers" if comparison.kind == "accuracy" else comparison.kind,
@@ -97,10 +97,11 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
                 "task": OVERALL if overall else f"task {name}" if name == OVERALL else name,
                 "apart": apart, "method": setting.family, "setting": setting.details,
                 "chosen": setting in comparison.choices, "budget": spec,
-                "estimate": of.interval.mean, "low": of.interval.low, "high": of.interval.high,
-                "n": of.interval.prompts, "policies": of.policies, "kept_tokens": of.kept_tokens,
-                "kept_share": of.share, "cache_bytes": of.nbytes,
-                "share_of_full": of.interval.mean / mean if mean else math.nan,
+                "estimate": estimate.interval.mean, "low": estimate.interval.low,
+                "high": estimate.interval.high, "n": estimate.interval.prompts,
+                "policies": estimate.policies, "kept_tokens": estimate.kept_tokens,
+                "kept_share": estimate.share, "cache_bytes": estimate.nbytes,
+                "share_of_full": estimate.interval.mean / mean if mean else math.nan,
             }  # fmt: skip
             row |= _gap_columns("minus_full", key, to_full, differ)
             rows.append(row | _gap_columns("minus_lead", key, to_lead, significant))

@@ -70,7 +70,8 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
     for setting in [one for one in best.settings if one.method not in NULLS]:
         gaps = {
             spec: gap for spec in reversed(specs)
-            if (of := comparison.cells.get((setting, spec))) and (gap := comparison.minus(of, full))
+            if (cell := comparison.cells.get((setting, spec)))
+            and (gap := comparison.minus(cell, full))
         }  # fmt: skip
         if not gaps:
             continue
@@ -116,9 +117,9 @@ def _score(comparison: Comparison, setting: MethodSetting, budget: str) -> str:
     return f"{comparison.measure.verb} {_mean_text(comparison, comparison.cells[setting, budget])}"
 
 
-def _mean_text(comparison: Comparison, of: Estimate) -> str:
+def _mean_text(comparison: Comparison, estimate: Estimate) -> str:
     measure = comparison.measure
-    mean, low, high = of.interval.texts(measure.scale, f".{measure.digits}f")
+    mean, low, high = estimate.interval.texts(measure.scale, f".{measure.digits}f")
     return f"{mean}{measure.unit}{f' ({low} to {high})' * (low != high)}"
 
 

@@ -85,7 +85,7 @@ class TunedSettings:
         """
         with raising_as(label, ResultsError):
             found = TypeAdapter(cls).validate_python({**content, "path": path})
-        if len({(of.requested, of.protocol) for of in found.methods}) < len(found.methods):
+        if len({(entry.requested, entry.protocol) for entry in found.methods}) < len(found.methods):
             raise ResultsError(f"{label} is of several policies: tune each of them apart")
         return found
 

@@ -171,26 +171,26 @@ def attend_by_size(
     late_keys, late_values = tail_keys.flatten(0, 1), tail_values.flatten(0, 1)
     attended = torch.empty_like(packed)
     for group, span in _parts(layout, packed, tail, working):
-        of = group.heads
-        rows = packed[:, :, span].index_select(0, of)  # [A, G, T, D]
+        members = group.heads
+        rows = packed[:, :, span].index_select(0, members)  # [A, G, T, D]
         mask = None
         if tail_visible is not None or group.present is not None:
-            seen = rows.new_ones(len(of), 1, group.width + tail, dtype=torch.bool)
+            seen = rows.new_ones(len(members), 1, group.width + tail, dtype=torch.bool)
             if group.present is not None:
                 seen[:, 0, : group.width] = group.present
             if tail_visible is not None:
                 seen = seen.repeat(1, rows.shape[2], 1)
-                seen[..., group.width :] = tail_visible[of // heads, span]
+                seen[..., group.width :] = tail_visible[members // heads, span]
                 seen = seen.repeat(1, rows.shape[1], 1)  # [A, G * T, W + S]
             mask = seen[:, None]
         result = scaled_dot_product_attention(
             rows.flatten(1, 2)[:, None],
-            torch.cat([group.tokens(keys), late_keys.index_select(0, of)], dim=1)[:, None],
-            torch.cat([group.tokens(values), late_values.index_select(0, of)], dim=1)[:, None],
+            torch.cat([group.tokens(keys), late_keys.index_select(0, members)], dim=1)[:, None],
+            torch.cat([group.tokens(values), late_values.index_select(0, members)], dim=1)[:, None],
             attn_mask=mask,
             scale=scaling,
         )
-        attended[of, :, span] = result.view(rows.shape)
+        attended[members, :, span] = result.view(rows.shape)
     return attended.view(query.shape)
 
 

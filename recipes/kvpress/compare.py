@@ -116,7 +116,8 @@ def presses() -> None:
     def kept(spec: str) -> list[list[set[int]]]:
         scorer = make_scorer(spec)
         scores = score_layers(scorer, seen.views(scorer.needs, BUDGET))
-        tokens = Selection(torch.stack([of[0] for of in scores]), UNPROTECTED).tokens(BUDGET, None)
+        stacked = torch.stack([layer[0] for layer in scores])
+        tokens = Selection(stacked, UNPROTECTED).tokens(BUDGET, None)
         return [[set(head.tolist()) for head in layer] for layer in tokens]
 
     for press, own in (

@@ -32,9 +32,9 @@ def main(out: str, lead: str, folder: str) -> None:
     found = {}
     for budget, at in rows[rows["method"] != "full"].groupby("budget_spec", sort=False):
         ours = prompt_values(at[at["setting"] == lead].to_dict("records"))
-        for setting, of in pd.concat([at, full]).groupby("setting"):
+        for setting, same in pd.concat([at, full]).groupby("setting"):
             if setting != lead:
-                gap = paired_difference(ours, prompt_values(of.to_dict("records")))
+                gap = paired_difference(ours, prompt_values(same.to_dict("records")))
                 found[budget, setting] = gap
     differ = holm(found)
     table = pd.DataFrame(

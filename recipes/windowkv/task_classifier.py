@@ -242,7 +242,8 @@ def run(
         "loss": losses,
         "test": {
             name: measure(model, examples(texts), batch)
-            | {"heuristic": fmean(guess_task_type(text) == TASK_TYPES[of] for text, of in texts)}
+            | {"heuristic": fmean(guess_task_type(text) == TASK_TYPES[label]
+                                  for text, label in texts)}
             for name, texts in tests.items()
         },
     }  # fmt: skip

@@ -72,5 +72,5 @@ def test_a_shard_of_heads_draws_what_the_whole_model_does():
     scores = torch.randn(5, 30)
     whole = gumbel_sort(scores, 4, torch.Generator().manual_seed(7))
     noise = torch.Generator().manual_seed(7)
-    part = gumbel_sort(scores[1:3], 4, noise, shard=slice(1, 3), of=5)
+    part = gumbel_sort(scores[1:3], 4, noise, shard=slice(1, 3), heads=5)
     assert torch.equal(part, whole[:, 1:3])

@@ -112,10 +112,10 @@ def label_of(name: str) -> Label:
 
 def calibration_target(label: str) -> str:
     """What rankers trained on a label are calibrated to (docs/method.md#calibration)."""
-    of = label_of(label)
-    if of.stored is not None:
+    made = label_of(label)
+    if made.stored is not None:
         return label
-    return "reply_contribution" if of.reading < 1 else "contribution"
+    return "reply_contribution" if made.reading < 1 else "contribution"
 
 
 def calibration_label(label: str) -> str:

@@ -177,7 +177,7 @@ def sample_rankings(batch: Batch, context: int, permutations: int) -> Tensor:
     """Draw K rankings of one context from its seed: [K, A, N] int64."""
     scores = batch.scores[context].detach()  # [A, N]
     noise = torch.Generator(scores.device).manual_seed(batch.seeds[context])
-    return gumbel_sort(scores, permutations, noise, shard=batch.heads, of=batch.model_heads)
+    return gumbel_sort(scores, permutations, noise, shard=batch.heads, heads=batch.model_heads)
 
 
 def within_context(rewards: Tensor, batch: Batch) -> Tensor:

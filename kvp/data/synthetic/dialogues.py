@@ -58,7 +58,7 @@ class _Talk:
             first, last = ", ".join(self.items[:-1]), self.items[-1]
             drawn["list"] = f"{first} and {last}" if first else last
         self.facts |= {
-            what.format(**drawn): of.format(**drawn) for what, of in topic["facts"].items()
+            name.format(**drawn): fact.format(**drawn) for name, fact in topic["facts"].items()
         }
         for exchange in topic["said"]:
             texts = [line if isinstance(line, str) else self.rng.choice(line) for line in exchange]

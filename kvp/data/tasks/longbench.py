@@ -80,12 +80,12 @@ class LongBenchTask(ScoredByMetric):
 
     def _whole_sample(self, row: Mapping[str, Any], settings: TaskSettings) -> Sample:
         """A row in its prompt of any length; RowError where a column is missing or empty."""
-        of = DATA_SETS[self.dataset]
-        before, _, after = of.prompt.partition("{context}")
+        published = DATA_SETS[self.dataset]
+        before, _, after = published.prompt.partition("{context}")
         if "{input}" in after:
             after = after.replace("{input}", column(row, "input"))
         classes = row.get("all_classes") or []
-        if of.metric == "classification" and not classes:
+        if published.metric == "classification" and not classes:
             raise RowError("has no all_classes")
         context, answers = before + column(row, "context"), answers_of(row, "answers")
         return replace(
@@ -94,10 +94,10 @@ class LongBenchTask(ScoredByMetric):
             question=after,
             references=answers,
             classes=tuple(map(str, classes)),
-            metric=of.metric,
-            max_new_tokens=of.new_tokens,
+            metric=published.metric,
+            max_new_tokens=published.new_tokens,
             reply=f" {answers[0]}",
-            chat_template=not (of.few_shot or of.plain),
+            chat_template=not (published.few_shot or published.plain),
         )
 
     def score(self, sample: Sample, answer: str) -> float:

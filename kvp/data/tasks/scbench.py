@@ -136,8 +136,8 @@ class ScbenchTask(ScoredByMetric):
 
     def _samples(self, shared: SharedContext, settings: TaskSettings) -> Sequence[Sample]:
         text, turns = shared
-        of = PUBLISHED[self.name]
-        header, questions = of.header, [question for question, _ in turns]
+        published = PUBLISHED[self.name]
+        header, questions = published.header, [question for question, _ in turns]
         if self.name == "scbench_mf":
             # Asks before the list what it is about, and before each question again.
             names = [match[1] for question in questions if (match := _EXTREME.search(question))]
@@ -154,8 +154,8 @@ class ScbenchTask(ScoredByMetric):
                 context=context,
                 question=question,
                 references=answers,
-                max_new_tokens=of.new_tokens,
-                metric=of.metric,
+                max_new_tokens=published.new_tokens,
+                metric=published.metric,
                 reply=f" {', '.join(answers)}",
                 labels={"turn": number},
             )
