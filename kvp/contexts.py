@@ -131,6 +131,13 @@ class Context:
     token_ids: Tensor
     """[N] int64 tokens of the context as it was read."""
 
+    def __repr__(self) -> str:
+        facts = self.facts
+        return (
+            f"context of {facts.model['id']}: {facts.tokens} tokens, {facts.kept} kept by "
+            f"{facts.policy}\nmore: facts, placeholders, write(folder), keys, values"
+        )
+
     @property
     def tensors(self) -> dict[str, Tensor]:
         """By their names in the file (docs/engines.md)."""

@@ -89,12 +89,16 @@ def check_policy(name: str, flag: str = "") -> None:
             f"{flag}{name!r} names an allocator, too: name the policy alone here, the allocator in "
             "evicting(...) or as POLICY+ALLOCATOR in --methods"
         )
+    if not there and split_specification(name)[0] in SCORER_NAMES:
+        raise PolicyError(
+            f"{flag}{name!r} is a method, not a policy: give it to --method (kvp compress), "
+            "--methods (kvp eval) or make_scorer"
+        )
     if not there and (HubName.parse(name) is None or is_path(name)):
         raise PolicyError(
             f"{flag}there is no folder {name!r}{folder_meant(name, POLICIES, POLICY_FILE)}: a "
             f"policy is a folder that kvp train made, {', '.join(POLICIES)} (bundled), "
-            "org/name[@revision] on the hub or an address (s3://bucket/folder); other methods are "
-            "for --method, --methods or make_scorer"
+            "org/name[@revision] on the hub or an address (s3://bucket/folder)"
         )
 
 
