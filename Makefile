@@ -20,10 +20,10 @@ SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py tes
 	tests/train/test_head_shards.py tests/train/learning/test_calibration.py tests/eval/test_run.py \
 	tests/eval/evolve/test_run.py tests/eval/tune/test_run.py tests/eval/report \
 	tests/kvp/artifacts/test_damage.py \
-	tests/kvp/test_import_names.py tests/kvp/test_exit_codes.py tests/kvp/data/test_sources.py \
+	tests/kvp/test_import_names.py tests/kvp/program/test_exit_codes.py tests/kvp/data/test_sources.py \
 	tests/kvp/ops/test_future_attention_kernel.py tests/kvp/ops/test_ragged_attention_kernel.py \
 	tests/policies/test_named_objects.py tests/policies/test_import.py tests/test_project.py \
-	tests/eval/evolve/test_from_cost_curves.py tests/eval/test_evaluate.py \
+	tests/eval/test_evaluate.py \
 	$(filter-out $(QUICK_HF),$(wildcard tests/kvp/hf/test_*.py))
 INSTALLED := $(VENV)/.installed
 # Ray and its tests are apart: it is large, and starts processes of its own.

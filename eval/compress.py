@@ -20,7 +20,7 @@ from kvp.errors import CacheError, KvpError, UsageError
 from kvp.geometry import check_geometry
 from kvp.hf import geometry_of
 from kvp.hf.contexts import check_length, compress, context_ids
-from kvp.hf.loading import load_config, model_of, tokenizer_of
+from kvp.hf.loading import load_config, load_configured_model, load_configured_tokenizer
 from kvp.hf.model_config import context_limit
 from kvp.messages import Text, check_messages
 from kvp.plugins import require
@@ -47,14 +47,14 @@ def run(config: CompressConfig) -> None:
         config = replace(config, model=engine.model)
     model_config = load_config(config.model, revision=config.revision)
     check_geometry(scorer, geometry_of(model_config))
-    documents, tokenizer = dict(_documents(config.documents)), tokenizer_of(config)
+    documents, tokenizer = dict(_documents(config.documents)), load_configured_tokenizer(config)
     limit, budget = context_limit(model_config), parse_budget(config.budget)
     for name, text in documents.items():
         try:
             check_length(len(context_ids(text, tokenizer)), limit)
         except KvpError as error:
             raise type(error)(f"{name}: {error}") from None
-    model, tokenizer = model_of(config, config.device)
+    model, tokenizer = load_configured_model(config, config.device)
     folder = OutputFolder(Path(config.out), CONTEXTS, shared=True)
     with catch_warnings(), folder, Progress("compressing", len(documents)) as progress:
         warnings.showwarning = lambda told, *_: say(f"note: {told}".partition(": protection=")[0])

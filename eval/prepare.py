@@ -28,7 +28,7 @@ from kvp.devices import torch_device
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config
-from kvp.hf.loading import tokenizer_of
+from kvp.hf.loading import load_configured_tokenizer
 from kvp.hf.model_config import context_limit
 from kvp.names import TUNED, plain_name
 from kvp.ranking import Protection
@@ -187,7 +187,7 @@ def read_model(
         model_config = loaded.model.config
     geometry = geometry_of(model_config)
     check_geometries(methods, geometry)
-    tokenizer = tokenizer_of(config, loaded.tokenizer if loaded else None)
+    tokenizer = load_configured_tokenizer(config, loaded.tokenizer if loaded else None)
     return geometry, tokenizer, context_limit(model_config)
 
 

@@ -20,7 +20,7 @@ from eval.prepare import Loaded, Prepared, Work
 from eval.results.records import RecordFile, group_by, key_of
 from kvp.devices import device_of_rank
 from kvp.errors import ResultsError
-from kvp.hf.loading import model_of, tokenizer_of
+from kvp.hf.loading import load_configured_model, load_configured_tokenizer
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.progress import Progress, phase
 from kvp.ranks import Rank
@@ -35,9 +35,11 @@ def load_bench(
     torch.manual_seed(config.seed)
     if loaded is None:
         phase("loading the model")
-        model, tokenizer = model_of(config, device_of_rank(config.device, config.worker))
+        model, tokenizer = load_configured_model(
+            config, device_of_rank(config.device, config.worker)
+        )
     else:
-        model, tokenizer = loaded.model, tokenizer_of(config, loaded.tokenizer)
+        model, tokenizer = loaded.model, load_configured_tokenizer(config, loaded.tokenizer)
     check_inputs(model, [method.scorer for method in methods if method.scorer])
     return Bench(model=model, tokenizer=tokenizer, config=config)
 

@@ -19,7 +19,7 @@ from kvp.data.task import TaskSettings
 from kvp.devices import device_of_rank, torch_device
 from kvp.errors import StoreError
 from kvp.hf import geometry_of, load_config
-from kvp.hf.loading import model_of, tokenizer_of
+from kvp.hf.loading import load_configured_model, load_configured_tokenizer
 from kvp.hf.model_access import known_output_gram
 from kvp.hf.model_identity import model_identity, weights_digest
 from kvp.hf.rotary import known_frequencies
@@ -47,7 +47,7 @@ def run(config: CollectConfig) -> None:
     check_reach(model_config, config.model, config.length, config.max_new_tokens)
     if config.engine == "local" and not config.dry_run:  # Ray's workers have their own devices
         torch_device(config.device)
-    tokenizer = tokenizer_of(config)
+    tokenizer = load_configured_tokenizer(config)
     jobs = plan_prompts(config, tokenizer)
     out, total = place(config.out), len(jobs)
     missing = total
@@ -147,7 +147,7 @@ def check_disk(path: Place, needed: int) -> None:
 def _collect(config: CollectConfig, jobs: CollectionPlan) -> None:
     """Collect in this process, alone or as one of several; sequences are written meanwhile."""
     phase(f"loading {config.model}")
-    model, tokenizer = model_of(config, device_of_rank(config.device, config.worker))
+    model, tokenizer = load_configured_model(config, device_of_rank(config.device, config.worker))
     recorded = Recorded(
         continuation=config.answers, max_new_tokens=config.max_new_tokens, labels=config.label_list
     )

@@ -111,7 +111,7 @@ class ObjectPath:
         end, pause = time.monotonic() + retry_seconds(), 0.1
         while True:
             try:
-                return request(opened(self.root, os.getpid()))
+                return request(open_bucket(self.root, os.getpid()))
             except AddressError:
                 raise
             except AlreadyExistsError:
@@ -194,7 +194,7 @@ def files_below(folder: Place) -> Iterator[tuple[str, int]]:
 
 
 @lru_cache(maxsize=64)
-def opened(address: str, process: int) -> Any:  # noqa: ANN401 - a store of obstore
+def open_bucket(address: str, process: int) -> Any:  # noqa: ANN401 - a store of obstore
     """A bucket or folder as obstore knows it, once per process: a fork ends connections."""
     del process
     from obstore.store import from_url

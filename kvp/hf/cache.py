@@ -25,7 +25,7 @@ from kvp.hf.cache_layers import (
     EvictingLayer,
     OtherLayer,
     arrange_layers,
-    copies,
+    copy_layers,
     other_layers,
     selected_layer,
 )
@@ -100,7 +100,7 @@ class EvictingCache(Cache):
             layers.append(selected_layer(layer_keys, layer_values, positions, layer_indices, seen))
         batch, entries = keys[0].shape[0], indices[0].shape[0]
         spread = None if batch == entries else torch.zeros(entries, dtype=torch.int64)
-        return cls(arrange_layers(layers, copies(others or {}, spread)))
+        return cls(arrange_layers(layers, copy_layers(others or {}, spread)))
 
     def fork(self, n: int = 1) -> EvictingCache:
         """An independent cache that goes on from here; this one stays as it is.
@@ -114,7 +114,7 @@ class EvictingCache(Cache):
         self.refuse_unfinished()
         fork = copy.copy(self)
         own = [copy.copy(layer) for layer in self.stored.values()]
-        fork.layers = arrange_layers(own, copies(self.others))
+        fork.layers = arrange_layers(own, copy_layers(self.others))
         fork.recorder = copy.deepcopy(self.recorder)
         fork.batch_repeat_interleave(n)  # entries that are chosen are copies
         return fork

@@ -410,7 +410,7 @@ def other_layers(config: PreTrainedConfig) -> dict[int, OtherLayer]:
     return {index: layer for index, layer in enumerate(layers) if index not in evicted}
 
 
-def copies(
+def copy_layers(
     others: Mapping[int, OtherLayer], entries: Tensor | None = None
 ) -> dict[int, OtherLayer]:
     """Copies that can go on without changing `others`: of batch entries [R] int64, or of all."""
@@ -431,7 +431,7 @@ def _clone_item(item: Any) -> Any:  # noqa: ANN401
 
 def without_padding(others: Mapping[int, OtherLayer], entry: int, padding: int) -> dict[int, Any]:
     """Copies for one batch entry, without its `padding` columns on the left."""
-    alone = copies(others, torch.tensor([entry]))
+    alone = copy_layers(others, torch.tensor([entry]))
     for layer in alone.values():
         cut_padding(layer, padding)
     return alone

@@ -168,13 +168,13 @@ def _prepare_rule(
 
 
 @share_change
-def _taken_over(model: PreTrainedModel) -> Undo:
+def _install_dispatch(model: PreTrainedModel) -> Undo:
     """Set kvp's attention, and send calls of the model to the block of their context."""
     own, base, undo = vars(model), model.base_model, ExitStack()
     undo.enter_context(kvp_attention_set(model))
     names = ("forward", "generate", "init_continuous_batching", "_get_candidate_generator")
     undo.callback(own.update, {name: own[name] for name in names if name in own})
-    methods = {name: _in_place_of(name, getattr(model, name), model) for name in names}
+    methods = {name: _dispatching_method(name, getattr(model, name), model) for name in names}
     for name, method in methods.items():
         own[name] = MethodType(method, model)
         undo.callback(own.pop, name, None)
@@ -190,7 +190,7 @@ def _taken_over(model: PreTrainedModel) -> Undo:
     return undo.close
 
 
-def _in_place_of(name: str, method: Callable[..., Any], model: PreTrainedModel) -> Any:  # noqa: ANN401
+def _dispatching_method(name: str, method: Callable[..., Any], model: PreTrainedModel) -> Any:  # noqa: ANN401
     """A replacement of `method` that calls the open block; deep copies bind it to the copy."""
 
     @wraps(getattr(type(model), name))
@@ -238,7 +238,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         kept = Kept(budget=self.rule.budget)
         self._kept = ref(kept)  # so that a cache which nobody asks about is freed as ever
         self._open = ExitStack()
-        self._open.enter_context(_taken_over(self.model))
+        self._open.enter_context(_install_dispatch(self.model))
         call = self._open.enter_context(calling(self.model, self))
         OPEN.append(call)
         self._open.callback(OPEN.remove, call)
@@ -256,7 +256,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
             raise UsageError("inside evicting(...) pass input_ids, not inputs_embeds")
         fed = kwargs.get("input_ids")
         step = None if fed is None else self._begin(call, kwargs, fed)
-        with _taken_over(self.model), calling(self.model):  # passes of a method are left alone
+        with _install_dispatch(self.model), calling(self.model):  # a method's passes are left alone
             if step is None:
                 return run(**kwargs)  # which says what is missing
             try:
@@ -272,7 +272,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         """`generate(...)`, of which `kept` tells the answer's cache alone."""
         given = {**dict(zip(("inputs",), args, strict=False)), **kwargs}
         stop = self._prompt_end(given)
-        with _taken_over(self.model), calling(self.model, self, stop=stop):
+        with _install_dispatch(self.model), calling(self.model, self, stop=stop):
             return run(*args, **kwargs)
 
     def _prompt_end(self, given: dict[str, Any]) -> int:

@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from kvp.errors import UsageError
 from kvp.hf.attention import StoredKeys, kvp_attention_set, plain_attention
-from kvp.hf.cache_layers import OtherLayer, arrange_layers, copies
+from kvp.hf.cache_layers import OtherLayer, arrange_layers, copy_layers
 from kvp.hf.model_access import projected_norms, states_watched
 from kvp.hf.model_config import rope_switch
 from kvp.hf.rotary import rope_kept
@@ -29,7 +29,7 @@ class _LentCache(Cache):
     """A full cache that a pass may read; `others` are copied."""
 
     def __init__(self, lent: Sequence[_LentLayer], others: Mapping[int, OtherLayer] | None) -> None:
-        super().__init__(layers=arrange_layers(lent, copies(others or {})))
+        super().__init__(layers=arrange_layers(lent, copy_layers(others or {})))
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object

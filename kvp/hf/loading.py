@@ -97,7 +97,7 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
     return tokenizer
 
 
-def tokenizer_of(
+def load_configured_tokenizer(
     config: ModelConfig, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of settings, or the one given, without its chat template where they say so."""
@@ -108,12 +108,12 @@ def tokenizer_of(
     return tokenizer
 
 
-def model_of(config: ModelConfig, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_configured_model(
+    config: ModelConfig, device: str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model and the tokenizer that settings name; errors as `load_model`."""
-    model, tokenizer = load_model(
-        config.model, device=device, dtype=config.dtype, revision=config.revision
-    )
-    return model, tokenizer_of(config, tokenizer)
+    loaded = load_model(config.model, device=device, dtype=config.dtype, revision=config.revision)
+    return loaded[0], load_configured_tokenizer(config, loaded[1])
 
 
 def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:

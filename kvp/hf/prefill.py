@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
 from kvp.hf.cache import EvictingCache
-from kvp.hf.cache_layers import OtherLayer, copies, without_padding
+from kvp.hf.cache_layers import OtherLayer, copy_layers, without_padding
 from kvp.hf.calls import refuse_inside_block
 from kvp.hf.decoding import next_logits
 from kvp.hf.hidden_states import HiddenRecord, HiddenRecorder
@@ -177,10 +177,10 @@ def observe(
         with kvp_attention_set(model), nullcontext() if states is None else states.recording(model):
             split = input_ids.shape[1] - fed_again if cache.others and fed_again else 0
             for part in (input_ids[:, :split], input_ids[:, split:]) if split else (input_ids,):
-                kept = copies(cache.others)
+                kept = copy_layers(cache.others)
                 position = cache.get_seq_length()
                 next_logits(model, part, cache, position, keep=1)
-            others = copies(cache.others)
+            others = copy_layers(cache.others)
         seen = Prefill.of(cache, states)
     finally:
         cache.recorder = None

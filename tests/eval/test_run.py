@@ -214,7 +214,7 @@ def _refusal(capsys, arguments):
 def test_mistakes_are_one_line_before_the_weights_are_loaded(
     changes, words, capsys, tmp_path, model_folder, tiny_policy, monkeypatch
 ):
-    monkeypatch.delattr("eval.work.model_of")
+    monkeypatch.delattr("eval.work.load_configured_model")
     out = tmp_path / "results"
     assert words in _refusal(capsys, _arguments(model_folder, tiny_policy, out, **changes))
     assert not out.exists()

@@ -104,12 +104,12 @@ def faults(s3_server, s3_environment):
 @pytest.fixture
 def through_proxy(faults, prefix, monkeypatch):
     """A new folder of the bucket, reached by this process through the proxy."""
-    from kvp.artifacts.addresses import opened
+    from kvp.artifacts.addresses import open_bucket
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", faults.url)
-    opened.cache_clear()
+    open_bucket.cache_clear()
     yield prefix
-    opened.cache_clear()
+    open_bucket.cache_clear()
 
 
 @pytest.fixture(scope="session")

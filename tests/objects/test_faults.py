@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvp.artifacts.addresses import files_below, opened, place
+from kvp.artifacts.addresses import files_below, open_bucket, place
 from kvp.errors import KvpError
 from kvp.program.table import collect, train
 from kvp.store import TraceReader, TraceWriter
@@ -55,7 +55,7 @@ def test_when_retries_are_spent_there_is_one_line_and_the_command_continues(
     faults, through_proxy, collected, monkeypatch
 ):
     monkeypatch.setenv("KVP_RETRY_SECONDS", "0.5")
-    opened.cache_clear()
+    open_bucket.cache_clear()
     out = through_proxy / "copy"
     faults.status = lambda _, __: 503 if len(committed()) > 3 else 0
 
@@ -92,7 +92,7 @@ def refused(capsys):
 def test_a_server_that_hangs_is_given_up_in_one_line(through_proxy, monkeypatch, refused):
     monkeypatch.setenv("KVP_RETRY_SECONDS", "1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    opened.cache_clear()
+    open_bucket.cache_clear()
     assert "the store could not be reached, or refused" in refused(through_proxy / "copy")
 
 

@@ -14,7 +14,7 @@ def no_weights(monkeypatch):
     def load(*_, **__):
         raise AssertionError("the weights are loaded")
 
-    monkeypatch.setattr("trace_collect.run.model_of", load)
+    monkeypatch.setattr("trace_collect.run.load_configured_model", load)
 
 
 @pytest.mark.usefixtures("no_weights")

@@ -65,13 +65,13 @@ def test_repeating_the_command_changes_nothing_and_other_settings_are_refused(
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("[0-9qkv]*/*")}
     assert before
     assert before == after
-    monkeypatch.delattr("trace_collect.run.model_of")  # the weights are not loaded again
+    monkeypatch.delattr("trace_collect.run.load_configured_model")  # weights are not loaded again
     assert run("--train=1", "--validation=0", "--seed=1") == 2
     assert "begun with other settings (seed: 0 there, 1 here)" in refused(capsys)
 
 
 def test_a_dry_run_makes_the_prompts_and_loads_no_weights(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.delattr("trace_collect.run.model_of")
+    monkeypatch.delattr("trace_collect.run.load_configured_model")
     for flags in ((), ("--out=",)):
         assert run("--dry_run", *flags) == 0
         assert "tasks: niah_single_1, niah_single_2" in capsys.readouterr().out
