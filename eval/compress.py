@@ -57,23 +57,23 @@ def run(config: CompressConfig) -> None:
     model, tokenizer = load_configured_model(config, config.device)
     folder = OutputFolder(Path(config.out), CONTEXTS, shared=True)
     with catch_warnings(), folder, Progress("compressing", len(documents)) as progress:
-        warnings.showwarning = lambda told, *_: say(f"note: {told}".partition(": protection=")[0])
+        warnings.showwarning = lambda text, *_: say(f"note: {text}".partition(": protection=")[0])
         for name, text in documents.items():
             context = compress(model, tokenizer, text, scorer, budget, allocator=allocator)
             file = str(context.write(config.out))
-            told = {
+            line = {
                 "document": name, "policy": config.label, "file": file,
                 **engine.write(context, Path(config.out)),
                 "tokens": context.facts.tokens, "kept": context.facts.kept,
                 "placeholders": context.placeholders,
             }  # fmt: skip
-            print(json.dumps(told), flush=True)
+            print(json.dumps(line), flush=True)
             progress.advance(note=name)
     say(f"contexts in {config.out}: {len(documents)}")
 
 
 def _documents(names: str | Sequence[str]) -> Iterator[tuple[str, Text]]:
-    """Every text that is named, with its location; of rows that share a context the first one."""
+    """Every named text with its location; where rows share a context, the first row."""
     for name in (names,) if isinstance(names, str) else names:
         tally, (files, texts, others) = Tally(), files_of(name, "documents")
         if texts:

@@ -155,8 +155,8 @@ class Bench:
             fed = feed.expand(cache.batch, -1)
             logits = next_logits(self.model, fed, cache, start.tokens, keep=len(target))
             log_probs = logits.float().log_softmax(-1)
-            of_targets = log_probs.gather(-1, target.expand(len(fed), -1)[..., None])[..., 0]
-            totals: list[float] = (-of_targets.double().sum(-1)).tolist()
+            chosen = log_probs.gather(-1, target.expand(len(fed), -1)[..., None])[..., 0]
+            totals: list[float] = (-chosen.double().sum(-1)).tolist()
             return totals
 
         limit = rows_of_logits(self.model, len(target), self.config.decode_batch)
@@ -197,7 +197,7 @@ Fields = dict[str, Any]
 def outcomes(
     bench: Bench, prompt: Prompt, start: Prefill, compressed: Sequence[Tensor]
 ) -> list[Outcome[Fields]]:
-    """Outcome of every cache, as the prompt's metric asks: `score` or, of a given reply, `nll`."""
+    """Outcome of every cache: the `score` of its answer or, for a given reply, `nll`."""
     if prompt.forced:
         tokens = len(prompt.reply)
         return [
@@ -317,7 +317,7 @@ def identify(config: EvalConfig, prompt: Prompt, protocol: str, method: Method) 
 def _record(
     bench: Bench, prompt: Prompt, protocol: str, method: Method, kept: Tensor, tokens: int
 ) -> Record:
-    """A record without its outcome; its budget may exceed the cached tokens."""
+    """A record without its outcome; the budget may be more than the cached tokens."""
     budget, size = method.budget, tokens_per_head(kept)
     return {
         **identify(bench.config, prompt, protocol, method),

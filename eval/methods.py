@@ -43,9 +43,9 @@ class Method(MethodSetting):
     written: tuple[Specification | None, Specification | None] = field(
         default=(None, None), compare=False
     )
-    """Both as they were named; None for objects and policies."""
+    """Scorer and allocator as they were named; None for objects and policies."""
     tuned: TunedSettings | None = None
-    """Where kvp tune chose it, for one protocol and with or without protection."""
+    """The file with which kvp tune chose it, for one protocol and with or without protection."""
     protocol: str | None = None
     """The protocol that it was chosen for; None: it is run under every one."""
     budget: Budget | None = None
@@ -59,14 +59,14 @@ class Method(MethodSetting):
 
     @property
     def budget_spec(self) -> str | None:
-        """As its records have it."""
+        """The budget as records have it."""
         if self.budget is not None:
             return str(self.budget)
         return SELF_SIZED if self.self_sized else None
 
     @property
     def key(self) -> Key:
-        """`SETTING_FIELDS` of its records."""
+        """Its values of `SETTING_FIELDS`, as records have them."""
         return key_of({**self.fields, "budget_spec": self.budget_spec}, SETTING_FIELDS)
 
     def tokens(self, cached: int) -> int:
@@ -230,7 +230,7 @@ def registered_method(spec: str, seed: int) -> Method:
 def method_of(scorer: Scorer, **of_policy: Any) -> Method:  # noqa: ANN401
     """A scorer by its registered name: `name`, `name:preset` or `name(option=value)`.
 
-    Of a policy, whose label is that of its folder, other fields of its setting may be given.
+    A policy is called like its folder; other fields of its setting may be given.
     """
     if isinstance(scorer, LearnedScorer):
         seed, label = scorer.metadata["training"].get("seed"), Path(scorer.label).name
@@ -252,7 +252,7 @@ def learned_methods(arguments: Sequence[str]) -> list[Method]:
 
 
 def check_geometries(methods: Sequence[Method], geometry: Geometry) -> None:
-    """Raise PolicyError where a policy or budget file is of another geometry than the model's."""
+    """Raise PolicyError where a policy or budget file does not have the model's geometry."""
     for method in methods:
         check_geometry(method.scorer, geometry)
         if isinstance(method.allocator_object, Evolved):

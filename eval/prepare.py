@@ -54,14 +54,14 @@ def load_all(
     left_out: dict[str, list[str]] = {}
     for name in names:
         try:
-            made, told = load_task_prompts(name, settings, tokenizer)
+            made, more = load_task_prompts(name, settings, tokenizer)
         except NoPromptError as error:
             if name in settings.tasks:
                 raise
             left_out.setdefault(error.reason, []).append(name)
             continue
         prompts += made
-        notes += told
+        notes += more
     for reason, tasks in left_out.items():
         notes.append(f"{', '.join(tasks)} {'is' if len(tasks) == 1 else 'are'} left out: {reason}")
     if TEXT in names:
@@ -159,7 +159,7 @@ class Prepared:
 
     @property
     def tuned(self) -> list[TunedSettings]:
-        """The settings files that methods are from."""
+        """The settings files that methods come from."""
         return list(dict.fromkeys(method.tuned for method in self.methods if method.tuned))
 
 
@@ -297,7 +297,7 @@ def plan(
 
 
 def too_small(lengths: Iterable[int], budget: Budget, protected: Protection) -> list[int]:
-    """Those of some cache lengths of which a budget is less than the protected tokens."""
+    """The cache lengths at which a budget is less than the protected tokens."""
     return [length for length in lengths if budget.tokens(length) < min(protected.tokens, length)]
 
 

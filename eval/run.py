@@ -248,7 +248,7 @@ def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) ->
 def run_from_python(
     config: EvalConfig, loaded: Loaded | None = None, *, temporary: bool = False
 ) -> pd.DataFrame:
-    """`run`, also of a model that is loaded; a row per record, which says its message itself."""
+    """`run`, also of a loaded model; a row per record, in a frame that says what is unfinished."""
     if loaded is None:
         records = run(config, temporary=temporary, printed=False)
     else:

@@ -30,7 +30,7 @@ DECODED_TOKENS = 8
 SECONDS = ("prefill_seconds", "evict_seconds", "decode_seconds_per_token")
 """Measures that differ from run to run, so that a median needs an interval."""
 Meter = Callable[[Bench], AbstractContextManager[list[float]]]
-"""Around a piece of work: a list that holds what the work took once it is done."""
+"""A context around a piece of work; the list then holds what the work took."""
 
 
 def timing_records(

@@ -58,7 +58,7 @@ def evaluate_all(bench: Bench, prepared: Prepared, file: RecordFile, rank: Rank 
 
 @contextmanager
 def evaluation_progress(total: int, there: int) -> Iterator[Progress]:
-    """Progress of the evaluations; whatever ends them early, says how many are done."""
+    """Progress of the evaluations; an error that ends them early notes how many are done."""
     progress = Progress("evaluating", total, completed=there)
     try:
         with progress:
@@ -100,7 +100,7 @@ class WorkPieces:
         return len(self._groups)
 
     def prompts(self, numbers: Iterable[int]) -> int:
-        """Prompts, per protocol, in some pieces."""
+        """How many prompts, counted per protocol, some pieces have."""
         return sum(len(self._groups[number]) for number in numbers)
 
     def missing(self, number: int) -> list[Work]:
@@ -117,11 +117,11 @@ class WorkPieces:
         return left
 
     def undone(self, numbers: Iterable[int]) -> list[int]:
-        """Those of some pieces that lack records."""
+        """The pieces that lack records."""
         return [number for number in numbers if self.missing(number)]
 
     def do(self, bench: Bench, number: int) -> Iterator[str]:
-        """Evaluate what is missing of a piece; a prompt's kind, once its records are written."""
+        """Evaluate what a piece lacks; yields each prompt's task and protocol as it is written."""
         for group in by_prefill(self.missing(number)):
             _, protocol, shared = group[0]
             prompts = [prompt for prompt, _, _ in group]

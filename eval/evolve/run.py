@@ -116,7 +116,7 @@ class PromptSet:
         budget = min(self.plan.target.tokens(seen.tokens), seen.tokens)
         scores = score_prompt(self.scorer, seen.views(needs, budget))
         self.selections[index] = Selection(scores, self.protection)
-        seen = replace(seen, queries=(), inputs=None, hidden=None)  # what decoding reads
+        seen = replace(seen, queries=(), inputs=None, hidden=None)  # decoding reads only the rest
         size = sum(part.nbytes for part in (*seen.keys, *seen.values))
         if size <= self.free_bytes:
             self.free_bytes -= size

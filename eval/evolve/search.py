@@ -55,12 +55,12 @@ class Generation:
     scores: list[Annotated[float, Field(ge=0, le=1)]]
     fitness: list[Annotated[float, Field(ge=0, le=2)]]
     evaluated: Annotated[int, Field(ge=0)]
-    """Schemes that had to be run; the others had been seen before."""
+    """Schemes that had to be run; the others had been run before."""
     seconds: Annotated[float, Field(ge=0, le=1e9)] = 0.0
 
 
 class Journal:
-    """The generations of a search: first taken from there, then appended to."""
+    """The generations of a search: those in its file are taken from there, new ones appended."""
 
     def __init__(
         self, path: Path, *, on_append: Callable[[Generation], None] | None = None
@@ -191,7 +191,7 @@ def layer_groups(layers: int, size: int) -> list[slice]:
 
 
 def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Elite:
-    """Run a search, or continue that of the journal; ResultsError where that is another's."""
+    """Run a search, or continue that of the journal; ResultsError where it is another search."""
     score_of: dict[Scheme, float] = {}
     recorded = enumerate([*journal.generations], start=1)
 

@@ -14,9 +14,9 @@ from eval.results.settings import MethodSetting
 from kvp.names import FULL
 
 SHOWN_CHARACTERS = 400
-"""Characters of an answer that the page shows at most."""
+"""Most characters of an answer on the page."""
 MOST_BYTES = 500_000
-"""Bytes of all compressed answers of a run at most; beyond them fewer prompts are shown."""
+"""Most bytes of all compressed answers; fewer prompts are shown where they would be more."""
 _OF_PROMPT = ("protocol", "task", "example", "question", "references", "reply", "nll")
 _OF_ANSWER = ("family", "label", "policy", "budget_spec", "score", "nll", "reply_tokens")
 
@@ -30,8 +30,8 @@ def pack_text(text: str) -> str:
 def answers(comparisons: Sequence[Comparison]) -> tuple[str, str] | None:
     """The first prompts of every task, those set apart last, each method in its chosen setting.
 
-    A caption, and JSON: a list of prompts (`_shown_prompt`). None without any. `READABLE` prompts
-    per task at most, and as few as make less than `MOST_BYTES`.
+    Returns a caption and JSON, a list of prompts (`_shown_prompt`); None without prompts. At most
+    `READABLE` prompts per task, fewer if they are more than `MOST_BYTES`.
     """
     tasks = []
     for comparison in comparisons:

@@ -47,8 +47,8 @@ class Timing:
 def savings(comparison: Comparison, best: Best, timings: Iterable[Timing]) -> str:
     """What the first method saves at a budget: bytes, and seconds if they were timed.
 
-    Where compression was not timed at this budget, with this protection or under this protocol,
-    its seconds are those of another: neither changes much of what it costs.
+    Seconds of compression may be those of another budget, protection or protocol, if these were not
+    timed: its cost hardly depends on them.
     """
     first, spec = best.settings[0], best.budget
     ours, full = comparison.cells[first, spec], comparison.full

@@ -21,7 +21,7 @@ from kvp.names import FULL, LEARNED
 from policies.registry import NULLS
 
 SPREAD = 1.006
-"""Factor between neighbouring curves at one budget: their intervals do not cover each other."""
+"""Factor between neighbouring curves at one budget, so that intervals do not hide each other."""
 
 _BOLD, _NORMAL, _THIN = 2.4, 1.1, 0.7
 _COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288")
@@ -42,7 +42,7 @@ _SETTINGS: Any = {
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A figure of the page, and a PNG file where these are asked for."""
+    """A figure of the page, also written as a PNG file with `--png`."""
 
     name: str
     caption: str
@@ -66,9 +66,9 @@ class Picture:
 
 
 def line_styles(families: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Line properties of matplotlib by family, of methods: policies bold, nulls thin and grey.
+    """Line properties of matplotlib by family: policies bold, nulls thin and grey.
 
-    No two share colour and dashes, of 49 methods and 49 nulls; markers tell most apart, too.
+    Up to 49 methods and 49 nulls differ in colour or dashes; most differ in their markers, too.
     """
     styles: dict[str, dict[str, Any]] = {}
     counts = {False: 0, True: 0}
@@ -120,7 +120,7 @@ def quality(
     """Curves, those in front with intervals; the full cache is a horizontal line.
 
     The first method of `Comparison.best` and the best other one are bold. `title` has the lines
-    above; one panel, to be read on a narrow screen, too.
+    above. There is one panel, which fits a narrow screen.
     """
     with rc_context(_SETTINGS):
         figure = Figure(figsize=(4.2, 2.6), layout="constrained")

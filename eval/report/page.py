@@ -55,11 +55,11 @@ class Text(NamedTuple):
     text: str
     style: str = ""
     budget: str = ""
-    """The budget that it is of, where the page can choose one."""
+    """Budget of the paragraph, where the reader of the page can choose one."""
 
 
 class PageData:
-    """A results folder, and every number of it that is estimated or averaged."""
+    """A results folder, and every number that is computed from it."""
 
     def __init__(self, results: Results) -> None:
         self.results = results
@@ -128,8 +128,9 @@ def render(data: PageData) -> str:
 
 
 def _view(data: PageData, comparison: Comparison, numbers: pandas.DataFrame) -> dict[str, Any]:
-    """What the template shows of a comparison: `protocol` is the only one with which the page does,
-    `folded` are more tables, of `numbers` (`eval.results.frame.tidy`).
+    """What the template shows of a comparison, while the reader has chosen its `protocol`, or none.
+
+    `folded` are further tables; `numbers` is `eval.results.frame.tidy`.
     """
     name = f"{comparison.kind}-{comparison.protocol}"
     measure = comparison.measure.title.removesuffix(", %").capitalize()
@@ -189,7 +190,7 @@ def _sentences(data: PageData, comparison: Comparison) -> Iterator[Text]:
 def _folded_tables(
     data: PageData, comparison: Comparison, numbers: pandas.DataFrame
 ) -> dict[str, tuple[str, list[Table]]]:
-    """Titles and tables by name, those without a table left out."""
+    """Titles and tables by name, without the titles that have no table."""
     timed = [timing for timing in data.timings if timing.protocol == comparison.protocol]
     specs = comparison.budgets if len(comparison.sorted.tasks) > 1 else ()
     few = len(comparison.settings) <= tables.FEW

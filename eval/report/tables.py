@@ -17,10 +17,10 @@ from kvp.names import FULL
 from policies.registry import NULLS
 
 Notes = Mapping[MethodSetting, str]
-"""Settings of a table, a line each, and the note below their names."""
+"""Settings of a table, one per row, each with the note below its name."""
 NOTHING = "–"
 FEW = 20
-"""Settings that the first table has at most; of more, those that were chosen."""
+"""Most settings that the first table shows; if there are more, it shows the chosen ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     families: Sequence[str] = ()
-    """Family that each row is about, where the page can choose some."""
+    """Family of each row, where the reader of the page can choose families."""
     budget: str = ""
-    """The budget that it is of, where the page can choose one."""
+    """Budget of the table, where the reader of the page can choose one."""
 
 
 def markdown(table: Table) -> str:
@@ -52,7 +52,7 @@ def markdown(table: Table) -> str:
 
 
 def main_settings(comparison: Comparison) -> Notes:
-    """Settings of the first table: all up to `FEW`, else the chosen ones, and how those were."""
+    """Settings of the first table, with notes: all if at most `FEW`, else the chosen ones."""
     chosen = comparison.choices
     wanted = comparison.settings if len(comparison.settings) <= FEW else chosen
     return {setting: chosen.get(setting, setting.details) for setting in wanted}
@@ -67,7 +67,7 @@ def every_setting(comparison: Comparison) -> Table:
 def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Table:
     """The numbers of some settings, marked where they differ from those of the best null.
 
-    `which` settings they are, for a caption that tells all: of a model card, say.
+    With `which`, the words for these settings, the caption is complete, as for a model card.
     """
     cells, specs = comparison.cells, [*comparison.budgets]
     lines = {setting: note for setting, note in lines.items() if setting in comparison.settings}
@@ -89,7 +89,7 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
             text += f"\nat {100 * own.share:.1f} % ({own.kept_tokens:.0f})"
         return text
 
-    columns = (*specs, *[SELF_SIZED] * own_size)  # last, what methods chose themselves
+    columns = (*specs, *[SELF_SIZED] * own_size)  # sizes that methods chose themselves come last
     rows = [
         [_head(setting, note, alike), *(number(setting, spec) for spec in columns)]
         for setting, note in lines.items()
@@ -134,8 +134,8 @@ def by_task(comparison: Comparison, spec: str) -> Table:
 
 
 def difference_tables(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
-    """Paired differences of the settings shown: to the full cache, and to the first that sentences
-    are about, in points or nats of likelihood per token. `numbers` is `eval.results.frame.tidy`.
+    """Paired differences of the settings shown to the full cache and to the first one of `best`,
+    in points or nats of likelihood per token. `numbers` is `eval.results.frame.tidy`.
     """
     if numbers.empty:
         return

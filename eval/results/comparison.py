@@ -1,8 +1,8 @@
 """What methods score under one protocol: every number, and the settings shown.
 
-Tasks on which the full cache fails, or nothing is lost without context, are set apart
-(`sort_tasks`), and what is unfinished ranks no method. What is said of the numbers is in
-`eval.results.sentences`.
+Tasks that cannot tell methods apart are set apart (`sort_tasks`): the full cache fails them, or
+nothing is lost without context. An unfinished folder ranks no method. `eval.results.sentences` puts
+the numbers into words.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from policies.registry import NULLS
 Kind = Literal["accuracy", "perplexity"]
 """Scores of answers, perplexity of given replies."""
 USUAL_BUDGET = "12.5%"
-"""The budget of sentences where most methods have it; else the middle one that most have."""
+"""The budget that sentences are about, if most methods ran at it; else the middle of such ones."""
 FAILED, NEEDLESS = "the full cache fails", "nothing is lost without context on"
 FAILS = 0.4
 """Mean score of the full cache below which a model cannot do a task (`sort_tasks`)."""
 GRADED = frozenset(("f1", "rouge_l", "rouge_recall", "rouge_l_sum", "code", "share_of_numbers"))
 """Metrics whose scores are low for good answers, too: shares of words, not right or wrong."""
 LEAST_GAIN = 0.05
-"""Nats per token that a context has to be worth: 5 % of the perplexity."""
+"""Nats per token that the full cache has to gain by a context: 5 % of the perplexity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Measure:
     """Field of a record that holds the number."""
     title: str
     scale: int
-    """What a mean is shown times."""
+    """Factor with which a mean is shown."""
     sign: Literal[1, -1]
     """1 where more is better."""
     digits: int
@@ -57,7 +57,7 @@ class Measure:
     gap: str
     gap_unit: str
     resolved: str
-    """The difference that numbers of prompts are given for."""
+    """The difference that the recommended number of prompts resolves, in words."""
 
 
 MEASURES: Mapping[Kind, Measure] = {
@@ -103,7 +103,7 @@ Cells = Mapping[CellKey, Estimate]
 
 
 def estimates(kind: Kind, records: Sequence[ResultsRow], groups: Mapping[str | None, str]) -> Cells:
-    """Numbers of one protocol by method and budget; `groups` are those of the policies.
+    """Numbers of one protocol by method and budget; `groups` as from `policy_groups`.
 
     Scores, 0 to 1: the mean over tasks of the mean over prompts. Perplexity: exp(sum of nll / sum
     of reply tokens).
@@ -145,12 +145,12 @@ class SortedTasks:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """All of them, those that are set apart last."""
+        """All tasks, those that are set apart last."""
         return (*self.usable, *self.reasons)
 
     @property
     def apart(self) -> str:
-        """What is set apart, and why, in a sentence; "" where nothing is."""
+        """Which tasks are set apart, and why, in a sentence; "" for none."""
         named: dict[str, list[str]] = {}
         for task, (why, shown) in self.reasons.items():
             named.setdefault(why, []).append(f"{task} ({shown})")
@@ -160,13 +160,14 @@ class SortedTasks:
 
 
 def sort_tasks(kind: Kind, records: Iterable[ResultsRow]) -> SortedTasks:
-    """Sort the tasks of one protocol into usable ones and those that say nothing of methods.
+    """Sort the tasks of one protocol into usable ones and those that cannot tell methods apart.
 
-    Why: docs/decisions.md#tasks-set-apart. The full cache fails a task where its mean score is
-    below `FAILS` (its interval would set apart tasks of few prompts); not by `GRADED` metrics.
-    Nothing is lost without context where the best null at the smallest budget it was run at scores
-    within the interval of the full cache (and half of it, for intervals of few prompts are wide),
-    or the full cache gains less than `LEAST_GAIN` nats per token. Without it all are usable.
+    Reasons: docs/decisions.md#tasks-set-apart. The full cache fails a task where its mean score is
+    below `FAILS` (the end of its interval would set apart every task of few prompts); metrics that
+    are `GRADED` are not tested. Nothing is lost without context where the best null, at its
+    smallest budget, scores within the interval of the full cache and at least half as much as it
+    (intervals of few prompts are wide), or where the full cache gains less than `LEAST_GAIN` nats
+    per token. All tasks are usable where the full cache was not run.
     """
     tasks = group_by(records, itemgetter("task"))
     apart: dict[str, tuple[str, str]] = {}
@@ -199,18 +200,18 @@ def _goodness(kind: Kind, estimate: Estimate) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """The methods that sentences name, at one budget."""
+    """The methods that sentences are about, at one budget."""
 
     budget: str
     learned: bool
     """Whether the first one is a policy, or a group of policies."""
     settings: list[MethodSetting]
-    """The first policy, the best other method (without a policy the best two), the best null in any
-    of its settings. The first is the one that all words are about."""
+    """The first policy, the best other method (without a policy the best two), and the best null in
+    any of its settings. The others are compared with the first."""
     ranked: list[MethodSetting]
     """Methods that are no policies, each in the best setting that counts, the best one first."""
     compared: list[MethodSetting]
-    """All that these were picked from: policies, other methods and nulls."""
+    """All settings that they were picked from: policies, other methods and nulls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +224,7 @@ class Comparison:
     groups: Mapping[str | None, str]
     sorted: SortedTasks
     unfinished: str
-    """What the folder lacks of what was begun (`unfinished_work`); "" where it is whole."""
+    """What the folder lacks (`unfinished_work`); "" where it is complete."""
     cells: Cells
     """Over the usable tasks (all where none is); settings that lack prompts are left out."""
     choices: Mapping[MethodSetting, str]
@@ -237,14 +238,14 @@ class Comparison:
 
     @property
     def measured(self) -> str:
-        """What the numbers are of, in a sentence (`eval.results.folder.describe_measure`)."""
+        """Model, prompts, length, split and seed, in a sentence (`describe_measure`)."""
         tasks = self.sorted.usable or self.sorted.tasks
         records = [record for record in self.records if record["task"] in tasks]
         return describe_measure(self.results, records)
 
     @property
     def conditions(self) -> str:
-        """What was measured, of which policies, how, and what was protected, for captions."""
+        """What was measured, the policies, the protocol and the protection, for captions."""
         policies = dict.fromkeys(record["policy"] for record in self.records if record["policy"])
         named = f"policies {', '.join(policies)}; " if policies else ""
         seen = f"{self.protocol}, the {SEEN[self.protocol]} at compression"
@@ -256,7 +257,7 @@ class Comparison:
 
     @property
     def interval(self) -> str:
-        """What the intervals are over, for captions."""
+        """What the intervals cover, for captions."""
         seeds = {cell.policies for (one, _), cell in self.cells.items() if one.method == LEARNED}
         policies = " and policy seeds" if max(seeds, default=0) > 1 else ""
         alone = "; of one policy seed: what another would change is not in it" if 1 in seeds else ""
@@ -316,7 +317,7 @@ class Comparison:
 
     @cached_property
     def best(self) -> Best | None:
-        """`best_at` 12.5 %, or else the middle one of the budgets of most methods."""
+        """`best_at` `USUAL_BUDGET`, or else the middle one of the budgets of most methods."""
         number = Counter(
             spec for setting, spec in self.cells
             if setting in self.choices and setting.method not in (FULL, ORACLE, *NULLS)
@@ -328,11 +329,11 @@ class Comparison:
         return self.best_at(USUAL_BUDGET if USUAL_BUDGET in budgets else middle)
 
     def best_at(self, budget: str) -> Best | None:
-        """The methods that sentences name at a budget.
+        """The methods that sentences are about at a budget.
 
         None where no method was run at it, no task is usable, or the folder is unfinished. Each
-        method counts in the setting that is shown; in every one do nulls and, beside a policy,
-        methods that were not tuned. "Best" is by the prompts shown, which favours them.
+        method counts in the setting that is shown. Nulls, and beside a policy also untuned methods,
+        count in every setting. The best are picked on the prompts shown, which favours them.
         """
         at = [setting for setting in self.settings if (setting, budget) in self.cells]
         nulls = [setting for setting in at if setting.method in NULLS]
@@ -363,7 +364,7 @@ class Comparison:
 
     @cached_property
     def gaps(self) -> Mapping[CellKey, Interval]:
-        """What the settings shown and nulls have over the first of `best` at a budget, paired."""
+        """Paired differences to the first method of `best`, of the settings shown and of nulls."""
         if self.best is None:
             return {}
         first = self.best.settings[0]
@@ -375,23 +376,23 @@ class Comparison:
 
     @property
     def tests(self) -> int:
-        """How many differences one test corrects for: `gaps`, and where the first method is no
-        policy but the best of all on these prompts, those of every other pair.
+        """How many differences one test corrects for: `gaps`; those of every pair of methods, where
+        the first one is no policy but was picked as the best on these prompts.
         """
         methods = len(self.best.compared) if self.best and not self.best.learned else 2
         return len(self.gaps) * max(2, methods) // 2
 
     @cached_property
     def significant(self) -> set[CellKey]:
-        """Keys of the `gaps` that are not 0, wherever they are shown (Holm)."""
+        """Keys of the `gaps` that are significant (`stats.holm`)."""
         return stats.holm(self.gaps, self.tests)
 
     def differences(
         self, best: Best
     ) -> tuple[Mapping[MethodSetting, Interval], set[MethodSetting]]:
-        """What the first named method has over the others at their budget, and which are not 0.
+        """The first method of `best` minus each other one, and which differences are significant.
 
-        Tested as one of `gaps`; where another method is the first, with the named ones alone.
+        They are tested together with `gaps`, or, if `best` has another first method, alone.
         """
         first, *others = best.settings
         lead = self.cells[first, best.budget]
@@ -408,9 +409,9 @@ class Comparison:
         return equal if setting.method == LEARNED and equal in self.settings else None
 
     def over_null(self, setting: MethodSetting, spec: str) -> Interval | None:
-        """What a setting has over the best null of its protection, paired by prompt.
+        """A setting minus the best null with the same protection, paired by prompt.
 
-        It is the best on these very prompts, which favours the nulls. None for nulls and the full
+        The null is the best on these very prompts, which favours it. None for nulls and the full
         cache, and where no null was run.
         """
         nulls = [
@@ -428,10 +429,10 @@ def choose_settings(
 ) -> dict[MethodSetting, str]:
     """One setting per family, with a note: what it is, and how it was chosen.
 
-    The same at every budget, and the prompts shown never choose it: it is the one that kvp tune
-    chose on others, else the method's default among those that were run. `tuned` are results of kvp
-    tune with their split. Of several settings that were tuned, such as seeds of a policy, the one
-    with the best score.
+    It is the same at every budget and is never chosen on the prompts shown: kvp tune chose it on
+    other prompts, or it is the one closest to the method's default. `tuned` are results of kvp tune
+    with their split. If several settings were tuned, such as seeds of a policy, the one with the
+    best score is taken.
     """
     chosen: dict[MethodSetting, str] = {}
     for family in group_by(settings, lambda setting: setting.family).values():
@@ -457,7 +458,7 @@ def compare_methods(results: Results, kind: Kind, protocol: str) -> Comparison |
     tasks = sort_tasks(kind, records)
     used = [record for record in records if record["task"] in tasks.usable] or records
     every = estimates(kind, used, groups)
-    # Others than over all prompts cannot be compared: a folder may have been extended since.
+    # Only settings that answered all prompts are compared: a folder may have been extended since.
     prompts = {unit for estimate in every.values() for unit in estimate.prompts}
     cells = {key: estimate for key, estimate in every.items() if estimate.prompts == prompts}
     settings, whole = (dict.fromkeys(setting for setting, _ in keys) for keys in (every, cells))

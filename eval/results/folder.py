@@ -115,8 +115,8 @@ def write_manifest(
     Fetches what is there, where the folder lies in an object store. `model_digest` tells the model
     from another of the same name (`kvp.hf.model_identity`), `layers` which layers of it are evicted
     from (`Geometry.layer_indices`), `planned` which rows the run will write (`progress`),
-    `trained` the tasks that policies were trained on, by label, `tuned` what methods were taken
-    from. Raises ResultsError where the records that are there are of another model.
+    `trained` the tasks that policies were trained on, by label, `tuned` the settings files that
+    methods come from. Raises ResultsError where the folder has records of another model.
     """
     folder.pull(*RECORDS, MANIFEST)
     digest = {} if model_digest is None else {"model_digest": dict(model_digest)}
@@ -133,9 +133,9 @@ def write_manifest(
         "tuned": {digest_json(content): content for content in (one.to_json() for one in tuned)},
     }
     facts = {name: {**earlier.get(name, {}), **new} for name, new in facts.items()}
-    told = map(shown_text, notes)  # no folder is passed on
+    shown = map(shown_text, notes)  # paths are removed from notes
     plans: dict[str, dict[str, Any]] = {}
-    for part in (*earlier.get("planned", []), *planned):  # the last word on a setting counts
+    for part in (*earlier.get("planned", []), *planned):  # a later plan replaces an earlier one
         plan = plans.setdefault(digest_json([part["protocol"], part["settings"]]), dict(part))
         plan["prompts"] = {**plan["prompts"], **part["prompts"]}
     content = {
@@ -143,7 +143,7 @@ def write_manifest(
         **run_manifest(settings, seed=config.seed),
         "identity": identity,
         "policies": {**earlier.get("policies", {}), **policies},
-        "notes": list(dict.fromkeys([*earlier.get("notes", []), *told])),
+        "notes": list(dict.fromkeys([*earlier.get("notes", []), *shown])),
         **{name: fact for name, fact in facts.items() if fact},
         **({"layers": list(layers)} if layers else {}),
         "planned": list(plans.values()),
@@ -169,7 +169,7 @@ class Results:
     """What kvp tune chose and the run took from `tuned:FILE`."""
     notes: tuple[str, ...]
     altered: str = ""
-    """In what the files are not those of a run that has ended (`records.altered_part`)."""
+    """How the files differ from what the last finished run left (`records.altered_part`)."""
 
     def setting(self, name: str) -> Any:  # noqa: ANN401
         """A setting of the run as its manifest records it, None where it does not."""
@@ -180,15 +180,15 @@ class Results:
 
     @property
     def computed(self) -> str:
-        """In which type the model computed, and what tells it from others of its name."""
+        """The model's dtype, weights digest and revision, as a sentence."""
         digest = self.setting("model_digest") or {}
         known = {"weights": (digest.get("weights") or "")[:12], "revision": digest.get("revision")}
-        told = [f", {name} {value}" for name, value in known.items() if value]
-        return f"Computed in {self.setting('dtype')}{''.join(told)}"
+        parts = [f", {name} {value}" for name, value in known.items() if value]
+        return f"Computed in {self.setting('dtype')}{''.join(parts)}"
 
     @cached_property
     def in_plan(self) -> list[ResultsRow]:
-        """`records` in the order of the plan, which processes that share a run do not keep."""
+        """`records` in the order of the plan; workers that share a run write them in any order."""
         planned = ((part["protocol"], task, *setting) for part in self.manifest.get("planned", ())
                    for task in part["prompts"] for setting in part["settings"])  # fmt: skip
         places = {key: place for place, key in enumerate(dict.fromkeys(planned))}
@@ -220,7 +220,7 @@ _NAMED = 2
 
 
 def unfinished_work(results: Results) -> str:
-    """What a folder lacks of what its runs began, in one sentence; "" where it is whole."""
+    """The planned prompts that are not done, in one sentence; "" where a folder is complete."""
     parts = progress(results)
     lacking = [
         f"{done} of {planned} prompts of {task} ({protocol})"
@@ -274,7 +274,7 @@ def commands(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def describe_measure(results: Results, records: Sequence[ResultsRow]) -> str:
-    """What numbers of some records are of, in a sentence: wherever they are quoted from."""
+    """Model, prompts, length, split and seed behind the numbers of some records, in a sentence."""
     prompts = {(record["task"], record["example"]) for record in records}
     tasks = list(dict.fromkeys(record["task"] for record in records))
     named = ruler_share(tasks) or f"{len(tasks)} tasks" if len(tasks) > 3 else ", ".join(tasks)
@@ -286,6 +286,6 @@ def describe_measure(results: Results, records: Sequence[ResultsRow]) -> str:
 
 
 def model_name(results: Results) -> str:
-    """The model as it was given; of a folder its last part."""
+    """The model as it was given; for a path its last part."""
     name = str(results.setting("model"))
     return Path(name).name if Path(name).is_absolute() or name.startswith(".") else name

@@ -23,7 +23,7 @@ OVERALL = "all"
 
 
 def summary(comparisons: Sequence[Comparison], width: int = 100) -> str:
-    """All comparisons, `width` columns wide: what is said of each and its table; then a legend."""
+    """All comparisons, `width` columns wide: sentences and a table for each, then a legend."""
     lines: list[str] = []
     for comparison in comparisons:
         lines += [line for line in sentences(comparison) if line not in lines]
@@ -39,7 +39,7 @@ def summary(comparisons: Sequence[Comparison], width: int = 100) -> str:
 
 
 def title(comparison: Comparison) -> str:
-    """What a table is of, and what it leaves out."""
+    """Protocol and measure of a table, and the methods that it leaves out."""
     return f"{comparison.protocol}: {comparison.measure.title}{comparison.left_out}"
 
 
@@ -53,7 +53,7 @@ def short_table(
     table = pandas.DataFrame("", list(labels), pandas.Index(specs, name="method"))
     for (setting, spec), estimate in comparison.cells.items():
         mean, low, high = estimate.interval.texts(measure.scale, f".{measure.digits + finer}f")
-        around = f" ({low}-{high})" * (interval and low != high)  # of one text there is none
+        around = f" ({low}-{high})" * (interval and low != high)  # a single text has none
         size = f" @{estimate.share:.0%}" if spec == SELF_SIZED else ""
         table.loc[setting.label, spec] = f"{mean}{around}{size}"
     return table
@@ -141,7 +141,7 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
 
     @property
     def unfinished(self) -> str:
-        """What the folder lacks of what was begun, in a sentence; "" where it is whole."""
+        """What the folder lacks, in a sentence; "" where it is complete."""
         return unfinished_work(self.results)
 
     @cached_property
@@ -150,7 +150,7 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
         return compare_all(self.results)
 
     def sentences(self) -> list[str]:
-        """What kvp eval says at its end, and kvp report at its beginning."""
+        """The sentences at the end of kvp eval and at the top of the page of kvp report."""
         said = (line for comparison in self.comparisons for line in sentences(comparison))
         return list(dict.fromkeys(said))
 
@@ -161,8 +161,8 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
     def table(self, number: int = 0) -> pandas.DataFrame:
         """Methods by budgets as texts with intervals, for papers.
 
-        Then `.to_latex(escape=True)`, or `.to_markdown()` where tabulate is installed. `number` is
-        that of the comparison. The name of the index says what is unfinished.
+        Then `.to_latex(escape=True)`, or `.to_markdown()` where tabulate is installed. `number`
+        counts `comparisons`. The name of the index says what is unfinished.
         """
         shown = short_table(self.comparisons[number], interval=True, finer=True)
         return shown.rename_axis(index=self.unfinished or "method", columns=None)

@@ -54,13 +54,13 @@ def record_lines(path: Place, key_fields: Sequence[str]) -> JsonLines:
 
 
 def seal(folder: Path) -> None:
-    """Say in the manifest of a folder what its run, which ends, has written."""
+    """Put the digests of the files into the manifest of a folder whose run ends."""
     while altered_part(folder, manifest := read_sealed_json(folder / MANIFEST, ResultsError)):
         write_sealed_json(folder / MANIFEST, {**manifest, "files": _digests(folder)})
 
 
 def altered_part(folder: Path, manifest: Mapping[str, Any]) -> str:
-    """In what files are not those of an ended run, "" where earlier versions say nothing."""
+    """How files differ from the digests of the last finished run, in words; "" if they do not."""
     files, digests = manifest.get("files"), _digests(folder)
     if not isinstance(files, dict) or not files:
         return "the last run has not ended" if "files" in manifest else ""
@@ -82,7 +82,7 @@ READABLE = 8
 
 
 def key_of(record: Mapping[str, Any], fields: Iterable[str] = KEY_FIELDS) -> Key:
-    """Values of some fields of a record; raises KeyError where it lacks one."""
+    """Values of some fields of a record; KeyError where it lacks one."""
     return tuple(record[field] for field in fields)
 
 
@@ -121,7 +121,7 @@ def without_seed(label: str, seed: float | None) -> str:
 
 
 class RecordFile:
-    """rows.jsonl of a results folder, and what is known of the records that it already holds."""
+    """rows.jsonl of a results folder, and keys and values of the records that it holds."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the file, dropping a torn last line; raises ResultsError on damage."""
@@ -150,18 +150,18 @@ def read_records(path: Place, key_fields: Sequence[str] = ()) -> Iterator[Record
     """Records of a JSON-lines file in order, without a torn last line.
 
     Raises ResultsError, naming file and line, on a missing file, on a damaged line before the last,
-    where different records have the same values of `key_fields`, and where one is of another shape.
+    where different records have the same key, and where a record has another shape.
     """
     if not path.exists():
         raise ResultsError(f"{path} does not exist; is this a results folder?")
     lines: dict[Key, tuple[int, int]] = {}
     for number, record in record_lines(path, key_fields).numbered():
         key = key_of(record, key_fields)
-        told = number, hash(repr(record))
-        first = lines.setdefault(key, told) if key_fields else told
-        if first[1] != told[1]:
+        this = number, hash(repr(record))
+        first = lines.setdefault(key, this) if key_fields else this
+        if first[1] != this[1]:
             raise ResultsError(f"{path} line {number} repeats line {first[0]}; delete that line")
-        if first == told:  # else a writer was stopped, and another one took its place
+        if first == this:  # else a writer was stopped, and another one took its place
             yield record
 
 
@@ -221,9 +221,7 @@ class RecordParts(RecordFile):
         return {name for name, _ in files_below(self._folder) if not is_partial(name)}
 
     def _read(self, names: set[str]) -> Iterator[Record]:
-        """Records of some parts, and then of rows.jsonl: where another worker joins them, a part
-        that is gone is in there by then.
-        """
+        """Records of some parts, then of rows.jsonl, where those of deleted parts are."""
         with ThreadPoolExecutor(_READERS, thread_name_prefix="parts") as threads:
             for records in threads.map(self._part, sorted(names)):
                 yield from records
@@ -241,7 +239,7 @@ class RecordParts(RecordFile):
 
 
 def results_folder(name: str) -> Path:
-    """The folder of a name, or a whole copy of one elsewhere or in parts; AddressError for none."""
+    """A local results folder, or a copy of one elsewhere or in parts; AddressError for none."""
     source = place(name)
     if isinstance(source, Path) and not (source / PARTS).is_dir():
         return source

@@ -1,4 +1,4 @@
-"""All that is said of a comparison, in words: terminal, page, tables and Python show the same."""
+"""Sentences about a comparison, the same in the terminal, on the page, in tables and in Python."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ KEPT = f"{PROTECTED.strip()}: first and last tokens are always kept"
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """All that is said of a comparison, wherever it is shown; none where nothing is to be said.
+    """All sentences about a comparison; none where no method can be ranked.
 
-    An unfinished folder says so and nothing else. Then what is set apart; then, over the other
-    tasks, what was measured, and `findings` at the budget of `Comparison.best`.
+    For an unfinished folder they say that alone. Else they name the tasks that are set apart; then,
+    over the other tasks, what was measured, and `findings` at the budget of `Comparison.best`.
     """
     if comparison.unfinished:
         return [comparison.unfinished]
@@ -32,12 +32,12 @@ def sentences(comparison: Comparison) -> list[str]:
 
 
 def findings(comparison: Comparison, best: Best) -> list[str]:
-    """What the named methods score at their budget, a line for each; last, notes on them.
+    """What the methods of `best` score at its budget, a line for each; last, notes on them.
 
-    Methods that share few prompts (`Interval.fewest`) get numbers without a verdict.
+    Methods that share few prompts (`Interval.min_prompts`) get numbers without a verdict.
     """
     first, *others = best.settings
-    gaps, told = comparison.differences(best)
+    gaps, significant = comparison.differences(best)
     lines = [_main_sentence(comparison, best)]
     lines += [
         f"Another policy, {other.label}, {_score(comparison, other, best.budget)}."
@@ -50,14 +50,14 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
         if other.method in NULLS:
             name = "The best null (a control that reads no content)"
         score = _score(comparison, other, best.budget)
-        verdict = _verdict(comparison, first, gaps.get(other), other in told)
+        verdict = _verdict(comparison, first, gaps.get(other), other in significant)
         lines.append(f"{name}, {other.label}{_level(comparison, best, other)}, {score}{verdict}.")
-    open_ones = [gap for other, gap in gaps.items() if other not in told]
+    open_ones = [gap for other, gap in gaps.items() if other not in significant]
     return [*lines, *filter(None, [_notes(comparison, best, [*gaps.values()], open_ones)])]
 
 
 def smallest_budgets(comparison: Comparison) -> list[str]:
-    """The smallest budget at which each named method loses little to the full cache.
+    """The smallest budget at which each method of `best` loses little to the full cache.
 
     A line of those that have one, one of those that lose more in the mean at the largest budget,
     and one of those of which too few prompts show it there.
@@ -94,7 +94,7 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
 
 
 def _main_sentence(comparison: Comparison, best: Best) -> str:
-    """The first method at the budget and the full cache, where that was run; equal counts."""
+    """Scores of the first method, the full cache and the first with equal counts, if run."""
     first, budget = best.settings[0], best.budget
     name = f"the best method, {first.label}{_level(comparison, best, first)},"
     name = f"{first.label}{_trained_share(comparison, first)}" if best.learned else name
@@ -124,7 +124,7 @@ def _mean_text(comparison: Comparison, estimate: Estimate) -> str:
 
 
 def _trained_share(comparison: Comparison, setting: MethodSetting) -> str:
-    """How many of the tasks a policy was trained on; "" where it was not, or no record says so."""
+    """How many of the tasks a policy was trained on; "" for none, or where it is not recorded."""
     recorded = comparison.results.manifest.get("policy_tasks", {})
     seen = {task for policy, tasks in recorded.items() for task in tasks
             if comparison.groups.get(policy) == setting.policy}  # fmt: skip
@@ -135,7 +135,7 @@ def _trained_share(comparison: Comparison, setting: MethodSetting) -> str:
 
 
 def _level(comparison: Comparison, best: Best, setting: MethodSetting) -> str:
-    """Methods of the same kind, no policies or nulls, that are tied with one."""
+    """The methods of the same kind (nulls or other methods, not policies) that tie with one."""
 
     def place(other: MethodSetting) -> tuple[bool, float]:
         mean = comparison.cells[other, best.budget].interval.mean
@@ -152,7 +152,7 @@ def _level(comparison: Comparison, best: Best, setting: MethodSetting) -> str:
 def _verdict(
     comparison: Comparison, first: MethodSetting, gap: Interval | None, significant: bool
 ) -> str:
-    """A difference, and what the test says of it; "" where the two share no prompt."""
+    """A difference and the result of its test; "" where the two share no prompt."""
     if gap is None:
         return ""
     measure = comparison.measure
@@ -162,7 +162,7 @@ def _verdict(
         text += f", {exp(-gap.mean):.2f} x the perplexity"
     if significant:
         return f": {first.label} is {'ahead' if gap.mean > 0 else 'behind'}, {text}"
-    if gap.prompts < gap.fewest:
+    if gap.prompts < gap.min_prompts:
         return f": {text}"
     if stats.excludes_zero(gap):
         return f": {text}, not significant after correction for {comparison.tests} comparisons"
@@ -178,7 +178,7 @@ def _notes(
     most = max(map(stats.prompts_to_resolve, open_ones), default=0)
     cases = {
         f"{few.prompts} prompt{'s are' if few.prompts > 1 else ' is'} too few to rank methods: "
-        f"{few.fewest} are the least." if few else "": few and few.prompts < few.fewest,
+        f"{few.min_prompts} are the least." if few else "": few and few.prompts < few.min_prompts,
         f"Differences: {best.settings[0].label} minus the other, paired by prompt.": gaps,
         "The best methods were picked on these prompts, which favours them.":
         len(best.compared) > len(best.settings) - next_one,

@@ -19,10 +19,10 @@ from kvp.budgets import parse_budget
 from kvp.names import FULL, LEARNED
 
 PROTECTED = " +p"
-"""What a label ends with where first and last tokens are always kept."""
+"""End of a label where first and last tokens are always kept."""
 IN_WORDS = {True: "protected", False: "unprotected"}
 RECOMMENDED = ("global", "ada")
-"""Allocators of a policy, the one that is shown first (docs/decisions.md has the reasons)."""
+"""Allocators of policies, the preferred one first (docs/decisions.md has the reasons)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,8 @@ class MethodSetting:
     self_sized: bool = False
     """Whether the allocator decides by itself how many tokens to keep, whatever the budget."""
     policy: str | None = None
-    """Label of the policy of `kvp`; in reports the group of those that differ only in seed, empty
-    where there is one group."""
+    """Label of the policy of `kvp`. In reports: of the group of policies that differ only in seed,
+    empty if there is one group."""
     policy_seed: int | None = None
     """Training seed of the policy, where its manifest records it; None for groups."""
     policy_commit: str | None = None
@@ -47,7 +47,7 @@ class MethodSetting:
 
     @classmethod
     def of(cls, record: MethodFields, groups: Mapping[str | None, str]) -> MethodSetting:
-        """That of a record of any results file; `groups` are those of the policies."""
+        """The setting of a record of any results file; `groups` as from `policy_groups`."""
         return cls(
             method=record["method"],
             variant=record["variant"],
@@ -59,7 +59,7 @@ class MethodSetting:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What names it in a record of any results file."""
+        """The fields that name the setting in a record of any results file."""
         commit = {"policy_commit": self.policy_commit} if self.policy_commit else {}
         return {
             "method": self.method, "variant": self.variant, "allocator": self.allocator,
@@ -69,7 +69,7 @@ class MethodSetting:
 
     @property
     def ranking(self) -> tuple[str, str, str | None]:
-        """What scores the tokens: equal for methods that differ in what they make of scores."""
+        """What scores the tokens; equal for settings that differ only in the use of scores."""
         return self.method, self.variant, self.policy
 
     @property
@@ -83,12 +83,12 @@ class MethodSetting:
 
     @property
     def family(self) -> str:
-        """The method with its policy group; apart where it sizes the cache itself."""
+        """The method with its policy group; with the allocator if that sizes the cache itself."""
         return f"{self._named}+{self.allocator}" if self.self_sized else self._named
 
     @property
     def spec(self) -> str:
-        """As `--methods` has it: `snapkv`, `snapkv:paper`, `kvp/seed0(window=16)+ada`."""
+        """As written in `--methods`: `snapkv`, `snapkv:paper`, `kvp/seed0(window=16)+ada`."""
         allocator = "" if self.allocator == UNIFORM else f"+{self.allocator}"
         if self.variant == "auto":
             return f"{self._named}{allocator}"
@@ -97,7 +97,7 @@ class MethodSetting:
 
     @property
     def label(self) -> str:
-        """The same, `+p` where it is protected."""
+        """`spec`, with `+p` where first and last tokens are protected."""
         return f"{self.spec}{PROTECTED * self.protected}"
 
     @property
@@ -111,9 +111,9 @@ class MethodSetting:
         return ", ".join([*words, IN_WORDS[self.protected]])
 
     def distance_from_default(self) -> tuple[bool, int, bool]:
-        """Least for a method without preset or options, uniform budgets, protected.
+        """A sorting key; its least value is the default: no preset or options, uniform, protected.
 
-        For a policy, least for the recommended one: heads compete for one budget, unprotected.
+        For a policy the default is the recommended setting: the allocator `global`, unprotected.
         """
         learned = self.method == LEARNED
         order = [*(RECOMMENDED if learned else (UNIFORM,)), self.allocator]
@@ -127,7 +127,7 @@ def sort_families(settings: Iterable[MethodSetting]) -> dict[str, str]:
 
 
 def budget_axis(records: Iterable[ResultsRow]) -> dict[str, float]:
-    """Budgets as written and their mean tokens per KV head, smallest first; without own sizes."""
+    """Budgets as written and their mean tokens per KV head, smallest first; no self-sized ones."""
     budgets = group_by(records, lambda record: record["budget_spec"])
     means = {spec: float(np.mean([record["budget"] for record in same]))
              for spec, same in budgets.items() if spec not in (None, SELF_SIZED)}  # fmt: skip

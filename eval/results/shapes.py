@@ -1,6 +1,6 @@
-"""What the lines of results folders hold (docs/formats.md), checked where they are read.
+"""The fields of the lines of results files (docs/formats.md), checked when they are read.
 
-Files may come from anyone; fields that have no name here are left alone.
+Files may come from anyone; further fields are allowed and not checked.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Protocol = Literal["query_aware", "query_agnostic"]
 
 
 class MethodFields(TypedDict):
-    """What every record says of a method at a budget."""
+    """The fields of a method at a budget, in every record."""
 
     model: _Name
     method: _Name
@@ -96,4 +96,4 @@ _KINDS: dict[str, Any] = {
 CHECKS: dict[str, Callable[..., object]] = {
     name: partial(TypeAdapter(kind).validate_python, strict=True) for name, kind in _KINDS.items()
 }
-"""File -> what raises a ValueError on a line that cannot be its."""
+"""File name -> function that raises a ValueError on a line that does not fit."""

@@ -8,7 +8,7 @@ One bootstrap with two crossed levels (docs/decisions.md#intervals, with its cov
 - Questions about one context (`kvp.data.task.context_of`) are reweighted together; the mean still
   weighs every question the same.
 - Policy seeds add Student's t of the means of the seeds. With one seed there is nothing to
-  estimate their spread from: the interval is then about prompts alone.
+  estimate their spread from: the interval is then over prompts alone.
 
 All methods answer the same prompts, so differences are paired.
 """
@@ -34,7 +34,7 @@ Name = TypeVar("Name", bound=Hashable)
 Unit = tuple[str, str]
 """A prompt: (task, example)."""
 Scores = Mapping[Hashable, Mapping[Unit, float]]
-"""Policy (None of a method without) -> prompt -> value. Policies differ in their seed alone."""
+"""Policy (None for other methods) -> prompt -> value. Policies differ in their seed alone."""
 Bounds = tuple[float, float]
 """Least and largest value that a prompt can have."""
 
@@ -43,10 +43,10 @@ LEVEL = 0.05
 RESAMPLES = 2000
 PSEUDO_PROMPTS = 0.5
 """Prompts added at each end of the range, all tasks together."""
-FEWEST = 10
-"""Prompts of which a difference is told at least; two of each task, where these are more."""
+MIN_PROMPTS = 10
+"""With fewer shared prompts a difference gets no verdict; nor with fewer than two per task."""
 RESOLUTION = 0.05
-"""The difference that numbers of prompts are given for: 5 points, or nats per token."""
+"""The difference that the recommended numbers of prompts resolve: 5 points, or nats per token."""
 
 _Z = float(special.ndtri(1 - LEVEL / 2))
 
@@ -62,8 +62,8 @@ class Interval:
     p: float | None = None
     """Two-sided p-value that a difference is 0, None for means; not corrected for the number of
     comparisons (`holm`)."""
-    fewest: int = FEWEST
-    """Prompts of which this difference is told at least: of a task with one nothing is known."""
+    min_prompts: int = MIN_PROMPTS
+    """With fewer shared prompts this difference gets no verdict."""
 
     @property
     def numbers(self) -> tuple[float, float, float]:
@@ -80,7 +80,7 @@ class Interval:
 
 
 def prompt_values(records: Iterable[Mapping[str, Any]]) -> Scores:
-    """By policy; more is better: the score, or log-likelihood per token, of a setting's records."""
+    """Score or log-likelihood per token of each record, by policy and prompt; more is better."""
     values: dict[Hashable, dict[Unit, float]] = defaultdict(dict)
     for record in records:
         values[record["policy"]][record["task"], record["example"]] = value_of(record)
@@ -88,7 +88,7 @@ def prompt_values(records: Iterable[Mapping[str, Any]]) -> Scores:
 
 
 def reply_tokens(records: Iterable[Mapping[str, Any]]) -> dict[Unit, float] | None:
-    """Tokens of the given replies by prompt: what likelihoods weigh. None where answers are."""
+    """Tokens of the given replies by prompt, the weights of their likelihoods; None for answers."""
     given = (record for record in records if record["nll"] is not None)
     tokens = {(row["task"], row["example"]): float(row["reply_tokens"] or 0) for row in given}
     return tokens or None
@@ -144,28 +144,28 @@ def paired_difference(
     else:
         degrees = sum(len(sums) - 1 for sums, _ in _by_task(shared, weights))
         p = _p_value_of_prompts(draws, degrees, stretched=bounds is None)
-    fewest = max(FEWEST, 2 * len({task for task, _ in shared}))
-    gap = replace(_interval(_mean(shared, weights), draws, len(shared), bounds, p), fewest=fewest)
+    gap = _interval(_mean(shared, weights), draws, len(shared), bounds, p)
+    gap = replace(gap, min_prompts=max(MIN_PROMPTS, 2 * len({task for task, _ in shared})))
     return gap if p <= LEVEL else replace(gap, low=min(gap.low, 0), high=max(gap.high, 0))
 
 
 def prompts_to_resolve(difference: Interval) -> int:
-    """Prompts of all tasks, these and policies alike, with which `RESOLUTION` would be seen.
+    """Prompts of all tasks with which a difference of `RESOLUTION` would be seen.
 
-    As many as make the half of its interval that: it shrinks with the root of their number. The
-    interval rather than the observed variance, which is 0 where all prompts agree.
+    The half width of the interval shrinks to `RESOLUTION` with the root of the number of prompts.
+    The observed variance is not used: it is 0 where all prompts agree.
     """
     half = (difference.high - difference.low) / 2
     return max(1, math.ceil(difference.prompts * (half / RESOLUTION) ** 2))
 
 
 def find_smallest_budget(differences: Mapping[str, Interval]) -> tuple[str | None, str | None]:
-    """The smallest budget at which a method loses at most `RESOLUTION`, and the next one that may.
+    """The smallest budget that loses at most `RESOLUTION`, and the next one that may do so, too.
 
-    `differences` are those to the full cache by budget, the largest first. One after another is
-    tested, and the first that may lose more ends it, so that a wrong one among those that hold has
-    a chance of `LEVEL` at most. None for the first where none holds, for the second where it loses
-    more, or where ten times the prompts would not tell. Source: fixed-sequence testing as in
+    `differences` to the full cache are by budget, the largest first. They are tested in this order,
+    and the first that may lose more ends the test: with a chance of `LEVEL` at most the result is
+    too small. The first is None where no budget holds, the second where the next one loses more, or
+    ten times the prompts would not decide it. Source: fixed-sequence testing as in
     Angelopoulos et al. 2021, "Learn then Test" (arXiv 2110.01052), here with the interval of
     `paired_difference` in place of a bound of finite samples, which needs hundreds of prompts.
     """
@@ -213,28 +213,28 @@ def median_interval(values: Sequence[float]) -> Interval | None:
 
 
 def excludes_zero(difference: Interval) -> bool:
-    """Whether 0 lies outside an interval: differs from 0 where nothing else is compared."""
+    """Whether 0 lies outside an interval: significant, if it is the only comparison."""
     return difference.low > 0 or difference.high < 0
 
 
 def holm(differences: Mapping[Name, Interval], comparisons: int | None = None) -> set[Name]:
-    """Keys of the differences that are not 0; any wrong one has a chance of 5 % at most.
+    """Keys of the significant differences; a wrong one has a chance of 5 % at most.
 
-    `comparisons` is their number with those that were looked at and are not given: pairs from
-    which the best was picked. None of those told has an interval with 0 in it, or is over fewer
-    than its `fewest` prompts. Source: Holm 1979, "A simple sequentially rejective multiple test
-    procedure".
+    `comparisons` is the number of differences that the test corrects for, where it is more than
+    are given: the best method was picked from further pairs. A difference whose interval has 0 in
+    it, or with fewer prompts than `min_prompts`, is not significant. Source: Holm 1979, "A simple
+    sequentially rejective multiple test procedure".
     """
     p_values = [
-        gap.p if gap.p is not None and excludes_zero(gap) and gap.prompts >= gap.fewest else 1.0
+        1.0 if gap.p is None or not excludes_zero(gap) or gap.prompts < gap.min_prompts else gap.p
         for gap in differences.values()
     ]
-    names, told = list(differences), set[Name]()
+    names, significant = list(differences), set[Name]()
     for rank, index in enumerate(np.argsort(p_values)):
         if p_values[index] > LEVEL / ((comparisons or len(p_values)) - rank):
             break
-        told.add(names[index])
-    return told
+        significant.add(names[index])
+    return significant
 
 
 def _over_policies(scores: Scores) -> dict[Unit, float]:

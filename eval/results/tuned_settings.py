@@ -30,7 +30,7 @@ class Scored:
     scorer: str
     """Specification of the scorer; `kvp` for policies."""
     variant: str
-    """With the next two as in `MethodSetting`."""
+    """As in `MethodSetting`, like the next two fields."""
     allocator: str
     protected: bool
     score: float
@@ -47,7 +47,7 @@ class Scored:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """What the tuning of one method under one protocol found, as the file has it."""
+    """The result of tuning one method under one protocol, as it is in the file."""
 
     method: str
     requested: str
@@ -58,7 +58,7 @@ class Tuned:
     tried: int
 
     def chose(self, setting: MethodSetting) -> bool:
-        """Whether it chose a setting of a report."""
+        """Whether `setting`, that of a report, is the chosen one."""
         names = ("variant", "allocator", "protected")
         same = all(getattr(self.chosen, name) == getattr(setting, name) for name in names)
         return same and self.method == setting.method
@@ -75,7 +75,7 @@ class TunedSettings:
     path: str = field(default="", compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, as in the file and in the manifest of results."""
+        """Values for JSON, as in the file and in the manifest of results."""
         return {name: value for name, value in asdict(self).items() if name != "path"}
 
     @classmethod
@@ -91,11 +91,11 @@ class TunedSettings:
 
 
 def load_settings(name: str | Path) -> TunedSettings:
-    """Read a settings file, or that of a folder; raises ResultsError where it is none."""
+    """Read a settings file, or the one in a folder; ResultsError where it is none."""
     path = Path(name)
     if not path.exists():
         raise ResultsError(f"tuned:{path}: there is no such file or folder; kvp tune writes one")
-    if (path / MANIFEST).exists():  # its folder; a file alone stands for itself
+    if (path / MANIFEST).exists():  # a folder of kvp tune; a single file has no manifest to check
         manifest = read_sealed_json(path / MANIFEST, ResultsError)
         if lacking := altered_part(path, manifest):
             raise ResultsError(f"tuned:{path}: {lacking}; repeat its kvp tune command")

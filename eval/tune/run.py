@@ -103,7 +103,7 @@ class Tuning:
     """What all measurements of a run share."""
 
     def __init__(self, config: TuneConfig, prepared: Prepared, subjects: Sequence[Search]) -> None:
-        """UsageError on prompts or budgets whose scores would not be comparable."""
+        """Raise UsageError on prompts or budgets whose scores would not be comparable."""
         self.config, self.prepared = config, prepared
         self.budgets = config.evaluation.budget_list
         self.protected = protected_tokens(config)
@@ -188,7 +188,7 @@ class Tuning:
         )  # fmt: skip
 
     def outcome(self) -> TunedSettings:
-        """What was chosen."""
+        """The chosen settings, as settings.json has them."""
         config, prompts = self.config, self.prepared.prompts
         same = ("revision", "length", "seed", "sinks", "recents", "settings_per_method")
         data = {
