@@ -47,7 +47,7 @@ class Prompt:
     evidence: tuple[int, ...] = ()
     """Tokens of the prompt that spell its answers (`kvp.data.encode`)."""
     readable: bool = False
-    """Whether its records hold its question (`eval.results.records.READABLE`)."""
+    """Whether its records hold its question (`eval.results.names.READABLE`)."""
 
     @property
     def forced(self) -> bool:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eval.results.records import SELF_SIZED, SETTING_FIELDS, UNIFORM, Key, key_of
+from eval.results.names import SELF_SIZED, UNIFORM
+from eval.results.records import SETTING_FIELDS, Key, key_of
 from eval.results.settings import MethodSetting
 from eval.results.tuned_settings import TunedSettings, load_settings
 from kvp import names as known_names

@@ -35,12 +35,10 @@ from eval.results.folder import (
     write_manifest,
 )
 from eval.results.frame import ResultsFrame, summary
+from eval.results.names import MANIFEST, ROWS, TIMING
 from eval.results.records import (
-    MANIFEST,
     PARTS,
     RECORDS,
-    ROWS,
-    TIMING,
     TIMING_KEY,
     Record,
     RecordFile,

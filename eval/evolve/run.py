@@ -43,7 +43,8 @@ from eval.evolve.search import (
 from eval.methods import Method, file_digests, protected_tokens
 from eval.prepare import load_all, methods_of, read_model
 from eval.results.folder import input_digests
-from eval.results.records import UNIFORM, altered_part, seal
+from eval.results.names import UNIFORM
+from eval.results.records import altered_part, seal
 from eval.results.stats import paired_difference
 from eval.work import load_bench
 from kvp.artifacts.claim import OutputFolder

@@ -29,7 +29,7 @@ from cmaes import CMA
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 
-from eval.results.records import MANIFEST
+from eval.results.names import MANIFEST
 from kvp.artifacts.claim import FolderKind
 from kvp.artifacts.files import JsonLines, raising_as
 from kvp.artifacts.manifest import Format

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from eval.results.comparison import Comparison
-from eval.results.records import READABLE, Record, group_by
+from eval.results.names import READABLE
+from eval.results.records import Record, group_by
 from eval.results.settings import MethodSetting
 from kvp.names import FULL
 

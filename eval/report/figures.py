@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter, NullLocator
 
 from eval.results.comparison import Comparison
-from eval.results.records import ORACLE
+from eval.results.names import ORACLE
 from eval.results.settings import MethodSetting, are_shares
 from kvp.names import FULL, LEARNED
 from policies.registry import NULLS

@@ -10,7 +10,7 @@ from pandas import DataFrame
 from eval.report.costs import Timing, passes
 from eval.results.comparison import Cells, Comparison
 from eval.results.frame import OVERALL
-from eval.results.records import SEEN, SELF_SIZED
+from eval.results.names import SEEN, SELF_SIZED
 from eval.results.settings import IN_WORDS, MethodSetting, are_shares
 from eval.results.stats import Interval, holm
 from kvp.names import FULL

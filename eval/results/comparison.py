@@ -18,7 +18,8 @@ import numpy as np
 
 from eval.results import stats
 from eval.results.folder import Results, describe_measure, unfinished_work
-from eval.results.records import ORACLE, SEEN, SELF_SIZED, UNIFORM, group_by, policy_groups
+from eval.results.names import ORACLE, SEEN, SELF_SIZED, UNIFORM
+from eval.results.records import group_by, policy_groups
 from eval.results.settings import MethodSetting, budget_axis, budget_order, sort_families
 from eval.results.shapes import ResultsRow
 from eval.results.stats import Interval, Scores, Unit

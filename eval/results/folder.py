@@ -18,13 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from eval.config import EvalConfig
+from eval.results.names import MANIFEST, ROWS, TIMING
 from eval.results.records import (
     KEY_FIELDS,
-    MANIFEST,
     RECORDS,
-    ROWS,
     SETTING_FIELDS,
-    TIMING,
     TIMING_KEY,
     altered_part,
     key_of,

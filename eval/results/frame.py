@@ -13,7 +13,8 @@ import pandas
 
 from eval.results.comparison import CellKey, Comparison, compare_all, full_of
 from eval.results.folder import Results, load_results, unfinished_work
-from eval.results.records import SELF_SIZED, results_folder
+from eval.results.names import SELF_SIZED
+from eval.results.records import results_folder
 from eval.results.sentences import KEPT, sentences
 from eval.results.settings import budget_order
 from eval.results.stats import Interval, holm

@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from eval.results.names import MANIFEST, ROWS, TIMING
 from eval.results.shapes import CHECKS
-from eval.results.shapes import SELF_SIZED as SELF_SIZED
 from kvp.artifacts.addresses import Place, files_below, place
 from kvp.artifacts.files import (
     JsonLines,
@@ -30,7 +30,6 @@ from kvp.artifacts.files import (
 from kvp.artifacts.manifest import read_sealed_json, sha256_file, write_sealed_json
 from kvp.errors import AddressError, ResultsError
 
-MANIFEST, ROWS, TIMING = "manifest.json", "rows.jsonl", "timing.jsonl"
 RECORDS = (ROWS, TIMING)
 _SEALED = (*RECORDS, "settings.json", "settings.csv", "budgets.json")
 """Files whose digests the manifest of a finished folder holds, where they are there."""
@@ -70,15 +69,6 @@ def altered_part(folder: Path, manifest: Mapping[str, Any]) -> str:
 
 def _digests(folder: Path) -> dict[str, str]:
     return {name: sha256_file(folder / name) for name in _SEALED if (folder / name).exists()}
-
-
-SEEN = {"query_aware": "question seen", "query_agnostic": "question not seen"}
-ORACLE = "oracle"
-"""Method that ranks by the attention that the answer will pay."""
-UNIFORM = "uniform"
-"""Allocator of a method that keeps equally many tokens in every head."""
-READABLE = 8
-"""Prompts of a task, the first ones, whose records also hold what people read."""
 
 
 def key_of(record: Mapping[str, Any], fields: Iterable[str] = KEY_FIELDS) -> Key:

@@ -7,7 +7,7 @@ from math import exp
 
 from eval.results import stats
 from eval.results.comparison import Best, Comparison, Estimate
-from eval.results.records import SEEN, SELF_SIZED
+from eval.results.names import SEEN, SELF_SIZED
 from eval.results.settings import PROTECTED, MethodSetting, budget_order
 from eval.results.stats import Interval
 from kvp.names import FULL, LEARNED

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from eval.results.records import ORACLE, SELF_SIZED, UNIFORM, group_by, without_seed
+from eval.results.names import ORACLE, SELF_SIZED, UNIFORM
+from eval.results.records import group_by, without_seed
 from eval.results.shapes import MethodFields, ResultsRow
 from kvp.budgets import parse_budget
 from kvp.names import FULL, LEARNED

@@ -12,10 +12,8 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import AfterValidator, Field, TypeAdapter
 from typing_extensions import TypedDict
 
+from eval.results.names import ROWS, SELF_SIZED, TIMING
 from kvp.names import FULL, plain_name
-
-SELF_SIZED = "own"
-"""`budget_spec` of a record whose method decided how many tokens to keep."""
 
 _Number = Annotated[float, Field(ge=-(2.0**60), le=2.0**60)]
 _Numbers = Annotated[list[_Number], Field(min_length=1)]
@@ -90,8 +88,8 @@ def _rule(holds: Callable[[Any], bool]) -> AfterValidator:
 
 
 _KINDS: dict[str, Any] = {
-    "rows.jsonl": Annotated[ResultsRow, _rule(_is_scored)],
-    "timing.jsonl": Annotated[TimingRow, _rule(_is_sized)],
+    ROWS: Annotated[ResultsRow, _rule(_is_scored)],
+    TIMING: Annotated[TimingRow, _rule(_is_sized)],
 }
 CHECKS: dict[str, Callable[..., object]] = {
     name: partial(TypeAdapter(kind).validate_python, strict=True) for name, kind in _KINDS.items()

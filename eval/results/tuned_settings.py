@@ -13,7 +13,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, TypeAdapter
 
-from eval.results.records import MANIFEST, altered_part
+from eval.results.names import MANIFEST
+from eval.results.records import altered_part
 from eval.results.settings import MethodSetting
 from kvp.artifacts.files import raising_as
 from kvp.artifacts.manifest import Format, read_sealed_json

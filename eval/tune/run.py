@@ -29,7 +29,8 @@ from eval.methods import (
 )
 from eval.prepare import Prepared, prepare, too_small
 from eval.results.folder import open_folder, write_manifest
-from eval.results.records import ROWS, RecordFile, group_by, key_of, seal
+from eval.results.names import ROWS
+from eval.results.records import RecordFile, group_by, key_of, seal
 from eval.results.stats import Unit, bootstrap_mean
 from eval.results.tuned_settings import FORMAT, SETTINGS, Scored, TunedSettings
 from eval.tune.search import Search, next_batch
