@@ -10,12 +10,17 @@ from kvp.errors import UsageError
 from kvp.progress import Progress, phase
 from policies.policy_files import PolicyMeta, save_policy
 from train.config import AUTO_HEADS, TrainConfig
-from train.data.labels import CALIBRATION_CONTEXTS, EVALUATED, calibration_label, calibration_target
+from train.data.labels import EVALUATED
 from train.data.training_data import recorded_model, recorded_text
 from train.head_shards import own_heads
 from train.job.prepare import Job, prepare
 from train.job.summary import print_end, print_summary
-from train.learning.calibration import calibrate
+from train.learning.calibration import (
+    CALIBRATION_CONTEXTS,
+    calibrate,
+    calibration_label,
+    calibration_target,
+)
 from train.learning.validation import evaluate
 from train.recipe import OF_ORDER
 from train.training import RankerTraining, train_rankers

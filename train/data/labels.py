@@ -16,17 +16,8 @@ from train.recipe import LABELS
 
 EVALUATED = "future_attention"
 """Label that every policy is evaluated on, whatever it was trained on."""
-TARGET_LABELS = {
-    "contribution": "max_future_attention",
-    "reply_contribution": "max_reply_attention",
-}
-"""Calibration target -> label of the contexts. Scores are fitted to it times the norm of the
-token's value after the output projection: a bound of how far it moves the residual stream. Every
-other target is the name of a label, which scores are fitted to as it is."""
 READING = 0.2
 """Weight of queries that write no reply in `max_reply_attention`; those that do have 1."""
-CALIBRATION_CONTEXTS = 48
-"""Held-out contexts that scores are calibrated on, so that heads can compete."""
 
 FromQueries = Callable[..., Tensor]
 """(queries [L, H, G, T, D], keys [L, H, T, D], prefix_length N, stop) -> importance [L, H, N]
@@ -108,20 +99,6 @@ def label_of(name: str) -> Label:
             f"--label {name} is not a train.data.labels.Label, as Label(from_queries=FUNCTION) is"
         )
     return label
-
-
-def calibration_target(label: str) -> str:
-    """What rankers trained on a label are calibrated to (docs/method.md#calibration)."""
-    made = label_of(label)
-    if made.stored is not None:
-        return label
-    return "reply_contribution" if made.reading < 1 else "contribution"
-
-
-def calibration_label(label: str) -> str:
-    """The label whose values that target reads."""
-    target = calibration_target(label)
-    return TARGET_LABELS.get(target, target)
 
 
 FUTURE_ATTENTION = Label(from_queries=future_attention)

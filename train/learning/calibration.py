@@ -19,10 +19,19 @@ from torch import Tensor
 from policies.learned import Calibration
 from policies.ranker import HeadRankers
 from train.data.contexts import RankingContext, scores_of
-from train.data.labels import TARGET_LABELS
+from train.data.labels import label_of
 
 Array = NDArray[np.float64]
 
+TARGET_LABELS = {
+    "contribution": "max_future_attention",
+    "reply_contribution": "max_reply_attention",
+}
+"""Calibration target -> label of the contexts. Scores are fitted to it times the norm of the
+token's value after the output projection: a bound of how far it moves the residual stream. Every
+other target is the name of a label, which scores are fitted to as it is."""
+CALIBRATION_CONTEXTS = 48
+"""Held-out contexts that scores are calibrated on, so that heads can compete."""
 SMALLEST_BIN = 16
 """Tokens in the bin of the best scores."""
 GROWTH = 1.15
@@ -31,6 +40,20 @@ FLOOR = 1e-9
 """Smallest expectation whose logarithm is taken."""
 MINIMUM_SLOPE = 1e-3
 """Smallest slope of the map; keeps the order of a head's tokens where their targets are equal."""
+
+
+def calibration_target(label: str) -> str:
+    """What rankers trained on a label are calibrated to (docs/method.md#calibration)."""
+    made = label_of(label)
+    if made.stored is not None:
+        return label
+    return "reply_contribution" if made.reading < 1 else "contribution"
+
+
+def calibration_label(label: str) -> str:
+    """The label whose values that target reads."""
+    target = calibration_target(label)
+    return TARGET_LABELS.get(target, target)
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ import torch
 
 from policies.ranker import HeadRankers, RankerSpec
 from train.data.contexts import RankingContext
-from train.data.labels import calibration_target
 from train.learning.calibration import (
     FLOOR,
     GROWTH,
@@ -14,6 +13,7 @@ from train.learning.calibration import (
     add_knots,
     bin_starts,
     calibrate,
+    calibration_target,
     fit_head,
     output_norms,
 )
