@@ -93,7 +93,8 @@ def random_cost(importance: Tensor) -> Tensor:
 def skill_reward(importance: Tensor, ranking: Tensor) -> Tensor:
     """(random - cost) / (random - ideal): 1 is perfect, 0 as good as chance; ours, bounded above.
 
-    Where all tokens are equally important there is nothing to learn, and every ranking gets 0.
+    Where all tokens are equally important there is nothing to learn, and every ranking gets 0. The
+    metric, `kvp.metrics.skill`, takes a protection, and is NaN for heads without signal.
     Shapes as `all_budgets_cost`.
     """
     return skill_of_cost(importance, all_budgets_cost(importance, ranking))

@@ -21,7 +21,7 @@ from train.learning.calibration import (
     calibration_label,
     calibration_target,
 )
-from train.learning.validation import evaluate
+from train.learning.validation import validate_rankers
 from train.recipe import OF_ORDER
 from train.training import RankerTraining, train_rankers
 
@@ -76,7 +76,7 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
         calibration = calibrate(best, contexts, target=target, output_gram=gram)
     phase("evaluating the policy and the attention-free heuristics")
     source, points = job.source(EVALUATED), job.validation_points(config.validation_contexts)
-    result = evaluate(best, map(source.context, points), geometry=geometry, heads=job.heads)
+    result = validate_rankers(best, map(source.context, points), geometry=geometry, heads=job.heads)
     meta = PolicyMeta(
         geometry=geometry,
         model=recorded_model(job.traces.manifest),

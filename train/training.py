@@ -46,7 +46,7 @@ from train.learning.optim import (
     learning_rate_factor,
     update_average,
 )
-from train.learning.validation import HeldOut, evaluate
+from train.learning.validation import HeldOut, validate_rankers
 from train.recipe import Recipe
 
 LOG_EVERY = 10
@@ -189,7 +189,7 @@ class RankerTraining(pl.LightningModule):
 
         A head without signal in every held-out context (NaN) keeps its latest weights.
         """
-        held_out = evaluate(self.average, contexts)
+        held_out = validate_rankers(self.average, contexts)
         better = ~(held_out.skill <= self.best_skill)  # [A] bool
         averages = self.average.parameters()  # [A, ...] each
         for best, average in zip(self.best.parameters(), averages, strict=True):

@@ -11,7 +11,7 @@ from train.config import TrainConfig
 from train.data.compression_points import held_out_points
 from train.data.contexts import ContextSource
 from train.learning.initial_rankers import random_rankers
-from train.learning.validation import evaluate
+from train.learning.validation import validate_rankers
 from train.recipe import FOURIER
 from train.run import run
 from train.training import RankerTraining
@@ -24,12 +24,12 @@ def test_the_exported_file_holds_every_head_s_best_average(store, tmp_path, monk
     seen = []
 
     def reported(rankers, *args, **options):
-        result = evaluate(rankers, *args, **options)
+        result = validate_rankers(rankers, *args, **options)
         seen.append(copy.deepcopy(rankers))
         object.__setattr__(result, "skill", torch.tensor(SKILLS[2 * len(seen)]))
         return result
 
-    monkeypatch.setattr(training, "evaluate", reported)
+    monkeypatch.setattr(training, "validate_rankers", reported)
     out = tmp_path / "policy"
     run(
         TrainConfig(
@@ -68,7 +68,7 @@ def test_validation_evaluates_the_averaged_weights(store):
     found = module.validate(map(source.context, points))
 
     def skill(rankers):
-        return evaluate(rankers, map(source.context, points)).skill
+        return validate_rankers(rankers, map(source.context, points)).skill
 
     assert torch.equal(found.skill, skill(module.average))
     assert not torch.equal(found.skill, skill(module.rankers))

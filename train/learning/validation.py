@@ -1,4 +1,4 @@
-"""Evaluate rankers on held-out contexts: greedy rankings, no noise, the numbers of `kvp.metrics`.
+"""Validate rankers on held-out contexts: greedy rankings, no noise, the numbers of `kvp.metrics`.
 
 Attention lost is measured with the protected tokens first, which count inside every budget; skill,
 as the reward, with none protected.
@@ -80,14 +80,14 @@ class HeldOut:
 
 
 @torch.no_grad()
-def evaluate(
+def validate_rankers(
     rankers: HeadRankers,
     contexts: Iterable[RankingContext],
     *,
     geometry: Geometry | None = None,
     heads: range = range(0),
 ) -> HeldOut:
-    """Evaluate `rankers`; with a model's geometry and the `heads` that they rank, heuristics, too.
+    """Validate `rankers`; with a model's geometry and the `heads` that they rank, heuristics, too.
 
     Raises ValueError without contexts.
     """

@@ -10,7 +10,7 @@ from kvp.scoring import View
 from policies.ranker import HeadRankers, RankerSpec
 from policies.registry import SCORERS
 from train.data.contexts import RankingContext
-from train.learning.validation import HEURISTICS, evaluate, heuristic_skills
+from train.learning.validation import HEURISTICS, heuristic_skills, validate_rankers
 
 TOKENS, HEADS = 40, 2
 
@@ -43,7 +43,7 @@ def lost_by(order, importance):
 
 def test_attention_lost_follows_the_protected_ranking_and_skill_the_whole_one(rankers):
     one = context(peaked(1))
-    result = evaluate(rankers, [one])
+    result = validate_rankers(rankers, [one])
     scores = rankers(one.keys, one.values, one.positions, TOKENS).detach().double().numpy()
     protected = [39, 0, 38, 1, 37, 2, 36, 3, *range(35, 23, -1)]
     for head in range(HEADS):
@@ -65,9 +65,9 @@ def test_contexts_in_which_a_head_has_no_signal_do_not_count(rankers):
     flat = torch.ones(HEADS, TOKENS)
     flat[0] = peaked(1)[0]
     mixed, other = context(flat, seed=1), context(peaked(2), seed=2)
-    both = evaluate(rankers, [other, mixed])
-    first = evaluate(rankers, [other])
-    second = evaluate(rankers, [mixed])
+    both = validate_rankers(rankers, [other, mixed])
+    first = validate_rankers(rankers, [other])
+    second = validate_rankers(rankers, [mixed])
     assert both.skill[1] == first.skill[1]
     assert both.skill[0].item() == pytest.approx((first.skill[0] + second.skill[0]).item() / 2)
     assert torch.isnan(second.skill[1])
@@ -78,8 +78,8 @@ def test_evaluation_names_the_head_that_a_heuristic_ranks_better(rankers):
     one = context(peaked(1))
     one.importance[1] = 1 / one.keys[1].norm(dim=-1)
     geometry = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
-    result = evaluate(rankers, iter([one]), geometry=geometry, heads=range(2))
-    assert torch.equal(result.skill, evaluate(rankers, [one]).skill)
+    result = validate_rankers(rankers, iter([one]), geometry=geometry, heads=range(2))
+    assert torch.equal(result.skill, validate_rankers(rankers, [one]).skill)
     assert result.losing_heads() >= 1
     head = result.per_head()[1]
     assert head["best_heuristic"] == "knorm"
@@ -89,7 +89,7 @@ def test_evaluation_names_the_head_that_a_heuristic_ranks_better(rankers):
 def test_flat_heads_have_no_best_heuristic(rankers):
     geometry = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
     flat = context(torch.ones(HEADS, TOKENS))
-    result = evaluate(rankers, [flat], geometry=geometry, heads=range(2))
+    result = validate_rankers(rankers, [flat], geometry=geometry, heads=range(2))
     assert result.losing_heads() == 0
     head = json.loads(json.dumps(result.per_head(), allow_nan=False))[0]
     assert (head["skill"], head["best_heuristic"], head["best_heuristic_skill"]) == (None,) * 3
