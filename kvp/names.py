@@ -137,15 +137,23 @@ def split_specification(text: str) -> tuple[str, str, str, str]:
 
 
 def unknown_name(
-    kind: str, name: str, argument: str | None, names: Collection[str], others: Sequence[str] = ()
-) -> str:
-    """What a message says of a name that is none; the `others` are suggested and not listed."""
+    kind: str, name: str, argument: str | None, names: Collection[str], others: Sequence[str] = (),
+    policy: str = "",
+) -> str:  # fmt: skip
+    """The message on an unknown name; the `others` are suggested and not listed.
+
+    `policy` is the text as written, where it could also have named a policy.
+    """
     module = is_object_name(f"{name}:{argument or ''}")
     hint = did_you_mean(name, (*names, *others), cutoff=0.75 if module else 0.6)
     hint = " (this is a policy)" if name in POLICIES else hint
     if module and not hint:
         hint = f" (no module {name} can be found, in the working folder neither)"
-    return f"unknown {kind} {name!r}{hint}: choose from {', '.join(names)}, package.module:Name"
+    hint += did_you_mean(policy, POLICIES) if policy else ""
+    more = f"; or a policy: {', '.join(POLICIES)}, a folder, org/name" if policy else ""
+    return (
+        f"unknown {kind} {name!r}{hint}: choose from {', '.join(names)}, package.module:Name" + more
+    )
 
 
 def _name_error(kind: str, spec: str, names: Collection[str], others: Sequence[str] = ()) -> str:

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from kvp.artifacts.addresses import is_address
-from kvp.errors import UsageError, did_you_mean
 from kvp.names import split_method
 from policies.policy_files import load_policy
 from policies.registry import (
     SCORERS,
     both_sides,
+    build_scorer,
     make_allocator,
     make_method,
     make_scorer,
@@ -34,12 +34,5 @@ def resolve_method(scorer: Any, allocator: Any = None) -> tuple[Any, Any]:  # no
         path = is_address(left) or ("/" in left and ":" not in left)
         if path or left in BUNDLED or (left and left not in SCORERS and Path(left).is_dir()):
             left = load_policy(left)
-    try:
-        return (make_scorer(left), None) if allocator is None else make_method(left, allocator)
-    except UsageError as error:
-        what, colon, choices = str(error).partition(": ")
-        if not what.startswith("unknown method"):
-            raise
-        hint = did_you_mean(str(left), BUNDLED)
-        policies = f"{', '.join(BUNDLED)}, a folder, org/name"
-        raise UsageError(f"{what}{hint}{colon}{choices}; or a policy: {policies}") from None
+    left = build_scorer(left, policies=True)
+    return (left, None) if allocator is None else make_method(left, allocator)

@@ -137,8 +137,15 @@ def make_scorer(spec: str | Specification | Scorer | type[Scorer]) -> Scorer:
     Raises UsageError, in one line, on an unknown method, preset or option, a value that is not
     allowed, an object that cannot be used or takes a built-in name.
     """
+    return build_scorer(spec)
+
+
+def build_scorer(
+    spec: str | Specification | Scorer | type[Scorer], *, policies: bool = False
+) -> Scorer:
+    """`make_scorer`; with `policies` its message on an unknown method lists them, too."""
     known = {name: kind.build for name, kind in SCORERS.items()}
-    made, label = _build(spec, "method", {**known, **FROM_OUTSIDE})
+    made, label = _build(spec, "method", {**known, **FROM_OUTSIDE}, policies=policies)
     scorer = as_scorer(made)
     if not isinstance(scorer, Scorer) or not isinstance(scorer.needs, Needs):
         missing = [part for part in ("name", "needs", "score") if not hasattr(scorer, part)]
@@ -163,7 +170,9 @@ Builder = Callable[[str | None, Mapping[str, Value]], object]
 """Makes a scorer or an allocator of what stands behind the colon, and the options."""
 
 
-def _build(spec: object, kind: str, known: Mapping[str, Builder]) -> tuple[object, str]:
+def _build(
+    spec: object, kind: str, known: Mapping[str, Builder], *, policies: bool = False
+) -> tuple[object, str]:
     """What a specification, a class or an object means, and its name in messages.
 
     A name without a dot counts as a module's only if there is such a module, so that a misspelt
@@ -179,7 +188,8 @@ def _build(spec: object, kind: str, known: Mapping[str, Builder]) -> tuple[objec
     if is_object_name(name) and ("." in written.name or module_exists(name)):
         made = instance_of(import_object(name, kind), f"{kind} {name}", written.options)
         return made, f"{kind} {name}"
-    raise UsageError(unknown_name(kind, written.name, written.argument, known))
+    policy = written.text if policies else ""
+    raise UsageError(unknown_name(kind, written.name, written.argument, known, policy=policy))
 
 
 def both_sides(spec: Any, allocator: Any) -> tuple[Any, Any]:  # noqa: ANN401
