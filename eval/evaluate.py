@@ -194,7 +194,7 @@ def tokens_per_head(kept: Tensor) -> float:
 Fields = dict[str, Any]
 
 
-def outcomes(
+def measure_outcomes(
     bench: Bench, prompt: Prompt, start: Prefill, compressed: Sequence[Tensor]
 ) -> list[Outcome[Fields]]:
     """Outcome of every cache: the `score` of its answer or, for a given reply, `nll`."""
@@ -238,13 +238,14 @@ def evaluate_together(
     start = run_prefix(bench, prompts[0], protocol, settings)
     seeing = [one for one in settings if one.scorer and one.scorer.needs.future]
     blind = [one for one in settings if one not in seeing]
-    shared = list(keep(start, blind, None))
+    shared = list(select_tokens(start, blind, None))
     for prompt in prompts:
         text = _text_fields(bench, prompt) if prompt.readable else {}
         compressed = list(shared)
         if seeing:
-            compressed += keep(start, seeing, hindsight(bench, prompt, start))
-        results = outcomes(bench, prompt, start, [kept for _, kept in compressed])
+            future = measure_future_attention(bench, prompt, start)
+            compressed += select_tokens(start, seeing, future)
+        results = measure_outcomes(bench, prompt, start, [kept for _, kept in compressed])
         yield [
             {
                 **_record(bench, prompt, protocol, method, kept, start.tokens),
@@ -257,7 +258,7 @@ def evaluate_together(
 
 
 @torch.inference_mode()
-def hindsight(bench: Bench, prompt: Prompt, start: Prefill) -> list[Tensor]:
+def measure_future_attention(bench: Bench, prompt: Prompt, start: Prefill) -> list[Tensor]:
     """Attention from all tokens after the boundary to the cached ones: per layer [1, H, N] float32.
 
     The future is the rest of the prompt and the greedy answer with the full cache (or the reference
@@ -280,7 +281,7 @@ def hindsight(bench: Bench, prompt: Prompt, start: Prefill) -> list[Tensor]:
     return result
 
 
-def keep(
+def select_tokens(
     start: Prefill, settings: Sequence[Method], future: list[Tensor] | None
 ) -> Iterator[tuple[Method, Tensor]]:
     """Select the tokens of every setting; settings with the same scorer share its scores."""

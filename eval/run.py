@@ -204,7 +204,7 @@ def _evaluate_into(
 
 
 def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
-    """`planned` of the manifest (`eval.results.folder.progress`)."""
+    """`planned` of the manifest (`eval.results.folder.count_done_prompts`)."""
     runs: dict[tuple[Any, ...], dict[str, int]] = {}
     for (task, protocol), same in group_by(
         prepared.work, lambda one: (one[0].task, one[1])

@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from eval.evaluate import Bench, Prompt, hindsight, keep, run_prefix, tokens_per_head
+from eval.evaluate import (
+    Bench,
+    Prompt,
+    measure_future_attention,
+    run_prefix,
+    select_tokens,
+    tokens_per_head,
+)
 from eval.methods import Method
 from eval.results.records import Record
 from kvp.hf import EvictingCache, Prefill
@@ -79,7 +86,7 @@ def _measure_prompt(
     for method in settings:
         needs = method.scorer.needs if method.scorer else Needs()
         if needs.future and future is None:
-            future = hindsight(bench, prompt, run_prefix(bench, prompt, protocol))
+            future = measure_future_attention(bench, prompt, run_prefix(bench, prompt, protocol))
         recorded = needs.queries, needs.hidden_after, needs.every_state
         if recorded not in prefills:
             with meter(bench) as took:
@@ -89,7 +96,7 @@ def _measure_prompt(
         with meter(bench) as took:
             # Anew for every setting, so that its time includes the extra passes that it needs.
             fresh = seen.with_inputs(bench.model, before, bench.tokenizer)
-            ((_, kept),) = keep(fresh, [method], future)
+            ((_, kept),) = select_tokens(fresh, [method], future)
             cache = gather(seen, [kept])
         nbytes = cache.nbytes
         results.append(

@@ -22,7 +22,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig, EvolveConfig
-from eval.evaluate import Bench, Prompt, outcomes
+from eval.evaluate import Bench, Prompt, measure_outcomes
 from eval.evolve.search import (
     FORMAT,
     GAMMA,
@@ -105,7 +105,7 @@ class PromptSet:
         for scheme in schemes:
             counts = torch.tensor(self.plan.counts(scheme, start.tokens))  # [L]
             compressed.append(selection.tokens_of(counts[:, None].expand(-1, heads)))
-        results = [fields for fields, _ in outcomes(bench, prompt, start, compressed)]
+        results = [fields for fields, _ in measure_outcomes(bench, prompt, start, compressed)]
         if prompt.forced:
             return [reply_score(fields["nll"], fields["reply_tokens"]) for fields in results]
         return [float(fields["score"]) for fields in results]

@@ -111,7 +111,7 @@ def drawn_settings(comparison: Comparison, maximum: int = 12) -> Shown:
     return drawn | dict.fromkeys(others[: max(0, maximum - len(drawn))], False)
 
 
-def quality(
+def draw_quality(
     comparison: Comparison,
     shown: Shown,
     styles: Mapping[str, Mapping[str, Any]],

@@ -166,7 +166,7 @@ def _picture(data: PageData, comparison: Comparison, name: str, measure: str) ->
     which += f"; not drawn: {', '.join(left_out)}" * bool(left_out)
     return Picture(
         name=name,
-        figure=figures.quality(comparison, shown, data.styles, title),
+        figure=figures.draw_quality(comparison, shown, data.styles, title),
         caption=f"{measure} against budget, {which}.",
     )
 

@@ -112,7 +112,7 @@ def write_manifest(
 
     Fetches what is there, where the folder lies in an object store. `model_digest` tells the model
     from another of the same name (`kvp.hf.model_identity`), `layers` which layers of it are evicted
-    from (`Geometry.layer_indices`), `planned` which rows the run will write (`progress`),
+    from (`Geometry.layer_indices`), `planned` which rows the run will write (`count_done_prompts`),
     `trained` the tasks that policies were trained on, by label, `tuned` the settings files that
     methods come from. Raises ResultsError where the folder has records of another model.
     """
@@ -194,7 +194,7 @@ class Results:
         return sorted(self.records, key=lambda row: places.get(key_of(row, fields), len(places)))
 
 
-def progress(results: Results) -> dict[tuple[str, str], tuple[int, int]]:
+def count_done_prompts(results: Results) -> dict[tuple[str, str], tuple[int, int]]:
     """Prompts that are done and prompts that were planned, by task and protocol.
 
     A prompt is done where every setting of the runs that planned it has its row. Empty for a folder
@@ -219,7 +219,7 @@ _NAMED = 2
 
 def unfinished_work(results: Results) -> str:
     """The planned prompts that are not done, in one sentence; "" where a folder is complete."""
-    parts = progress(results)
+    parts = count_done_prompts(results)
     lacking = [
         f"{done} of {planned} prompts of {task} ({protocol})"
         for (task, protocol), (done, planned) in parts.items() if done < planned
