@@ -165,10 +165,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     manifest = run_manifest(identity, seed=config.seed)
     output.begin({**FORMAT.head, "identity": identity, "run": manifest, "files": {}})
 
-    journal = Journal(
-        folder / JOURNAL,
-        on_append=lambda entry: progress.advance(note=f"best score {max(entry.scores):.4f}"),
-    )
+    journal = Journal(folder / JOURNAL)
     prompt_set = partial(
         PromptSet, bench=bench, scorer=scorer, plan=plan, protection=protection,
         protocol=config.protocol,
@@ -176,6 +173,9 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     searched = prompt_set(prompts=search_prompts, free_bytes=int(config.memory_gb * 1e9))
     generations = 1 + plan.generations * len(layer_groups(plan.layers, plan.group))
     with Progress("searching", generations, completed=len(journal.generations)) as progress:
+        journal.on_append = lambda entry: progress.advance(
+            note=f"best score {max(entry.scores):.4f}"
+        )
         elite = search(plan, searched.scores, journal)
     others = prompt_set(prompts=held_out, free_bytes=0)  # run once: no prefill is kept
     budgets = BudgetFile(

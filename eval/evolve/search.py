@@ -62,12 +62,11 @@ class Generation:
 class Journal:
     """The generations of a search: those in its file are taken from there, new ones appended."""
 
-    def __init__(
-        self, path: Path, *, on_append: Callable[[Generation], None] | None = None
-    ) -> None:
+    def __init__(self, path: Path) -> None:
         """Open or create; a torn last line is dropped, ResultsError on other damage."""
         self.path = path
-        self._on_append = on_append
+        self.on_append: Callable[[Generation], object] = lambda entry: None
+        """Called with each generation that is appended."""
         self.generations: list[Generation] = []
         self._lines = JsonLines(path)
         self._lines.cut_torn_line()
@@ -85,8 +84,7 @@ class Journal:
         self._started = now
         self._lines.append([asdict(entry)])
         self.generations.append(entry)
-        if self._on_append is not None:
-            self._on_append(entry)
+        self.on_append(entry)
 
 
 Floats = NDArray[np.float64]
