@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -74,8 +74,6 @@ class Format:
 
     name: str
     version: int
-    shape: Callable[..., object] = bool
-    """Raises a ValueError on content that cannot be its; where readers check that, nothing."""
     older: int | None = None
     """Another version that is read, too."""
 
@@ -97,8 +95,6 @@ class Format:
             raise error(
                 f"{path} has format version {there:.9}, this kvp reads {self.version}: make it anew"
             )
-        with raising_as(path, error):
-            self.shape(content)
         return content
 
 
