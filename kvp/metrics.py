@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from kvp.ranking import UNPROTECTED, Protection, rank_tokens
-from kvp.reward import cost_curve, ideal_cost, random_cost, skill_of_cost
+from kvp.reward import cost_curve, ideal_cost, random_cost, skill_reward
 
 NO_SIGNAL = 1e-3
 """A head has no signal where the ideal ranking costs less than this share below a random one: all
@@ -78,7 +78,7 @@ def skill(importance: Tensor, lost: Tensor, protection: Protection = UNPROTECTED
         return importance.new_full(importance.shape[:-1], torch.nan, dtype=torch.float64)
     protected = tokens - competing.shape[-1]
     cost = lost[..., protected + 1 : tokens].sum(-1)
-    return skill_of_cost(competing, cost).where(has_signal(competing), torch.nan)
+    return skill_reward(competing, cost).where(has_signal(competing), torch.nan)
 
 
 def has_signal(importance: Tensor) -> Tensor:

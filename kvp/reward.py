@@ -16,6 +16,7 @@ Left out: which tokens take part (callers drop protected ones) and the optimiser
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -90,39 +91,35 @@ def random_cost(importance: Tensor) -> Tensor:
     return importance.sum(-1) * _coefficients(importance).mean()
 
 
-def skill_reward(importance: Tensor, ranking: Tensor) -> Tensor:
+def skill_reward(importance: Tensor, cost: Tensor) -> Tensor:
     """(random - cost) / (random - ideal): 1 is perfect, 0 as good as chance; ours, bounded above.
 
-    Where all tokens are equally important there is nothing to learn, and every ranking gets 0. The
-    metric, `kvp.metrics.skill`, takes a protection, and is NaN for heads without signal.
-    Shapes as `all_budgets_cost`.
+    `cost` [...] is one of `all_budgets_cost` or a mean of them. Where all tokens are equally
+    important there is nothing to learn, and every ranking gets 0. The metric, `kvp.metrics.skill`,
+    takes a protection, and is NaN for heads without signal.
     """
-    return skill_of_cost(importance, all_budgets_cost(importance, ranking))
-
-
-def skill_of_cost(importance: Tensor, cost: Tensor) -> Tensor:
-    """`skill_reward` of a ranking given by its cost, or of a mean cost: [...]."""
     chance = random_cost(importance)
     span = chance - ideal_cost(importance)
     equal = span <= 1e-6 * chance  # no order among the tokens
     return torch.where(equal, 0.0, (chance - cost) / torch.where(equal, 1.0, span))
 
 
-def ratio_reward(importance: Tensor, ranking: Tensor) -> Tensor:
-    """Minus cost / ideal cost (the paper's normalisation), with coefficients r, at least -200.
+def ratio_reward(importance: Tensor, cost: Tensor) -> Tensor:
+    """Minus cost / ideal cost (the paper's normalisation), with coefficients r.
 
     The coefficients are r instead of r-1, that is, budget 0 counts too: both costs grow by W, which
     keeps the quotient bounded where one token holds all the attention.
-    Shapes as `all_budgets_cost`.
+    `cost` as in `skill_reward`; `reward_rankings` has a floor.
     """
-    cost = all_budgets_cost(importance, ranking)
-    return ratio_of_cost(importance, cost).clamp(min=RATIO_FLOOR)
-
-
-def ratio_of_cost(importance: Tensor, cost: Tensor) -> Tensor:
-    """`ratio_reward` without its floor, of a ranking given by its cost, or of a mean cost."""
     total = importance.sum(-1)
     return -(cost + total) / (ideal_cost(importance) + total).clamp_min(1e-8)
+
+
+def reward_rankings(
+    reward: Callable[[Tensor, Tensor], Tensor], importance: Tensor, ranking: Tensor
+) -> Tensor:
+    """`reward` of rankings, at least -200, which only ratios reach; as `all_budgets_cost`."""
+    return reward(importance, all_budgets_cost(importance, ranking)).clamp(min=RATIO_FLOOR)
 
 
 def rloo_advantages(rewards: Tensor) -> Tensor:

@@ -11,10 +11,9 @@ from kvp.reward import (
     gumbel_sort,
     ideal_cost,
     random_cost,
-    ratio_of_cost,
     ratio_reward,
+    reward_rankings,
     rloo_advantages,
-    skill_of_cost,
     skill_reward,
 )
 
@@ -48,8 +47,9 @@ def test_numbers_by_hand():
     assert all_budgets_cost(importance, ranking) == 7  # 0*2 + 1*4 + 2*0 + 3*1
     assert ideal_cost(importance) == 4  # 4, 2, 1, 0 -> 2 + 2*1
     assert random_cost(importance) == 10.5  # 7 * 3 / 2
-    assert skill_reward(importance, ranking).item() == pytest.approx(3.5 / 6.5)
-    assert ratio_reward(importance, ranking).item() == pytest.approx(-14 / 11)  # coefficients r
+    assert reward_rankings(skill_reward, importance, ranking).item() == pytest.approx(3.5 / 6.5)
+    ratio = reward_rankings(ratio_reward, importance, ranking).item()
+    assert ratio == pytest.approx(-14 / 11)  # coefficients r
 
 
 def test_no_ranking_beats_the_ideal_and_chance_is_the_mean():
@@ -59,8 +59,8 @@ def test_no_ranking_beats_the_ideal_and_chance_is_the_mean():
     assert costs.min().item() == pytest.approx(ideal_cost(importance).item(), rel=1e-12)
     assert costs.mean().item() == pytest.approx(random_cost(importance).item(), rel=1e-12)
     best = importance.argsort(descending=True)
-    assert skill_reward(importance, best).item() == pytest.approx(1.0)
-    assert ratio_reward(importance, best).item() == pytest.approx(-1.0)
+    assert reward_rankings(skill_reward, importance, best).item() == pytest.approx(1.0)
+    assert reward_rankings(ratio_reward, importance, best).item() == pytest.approx(-1.0)
 
 
 def test_rewards_are_linear_in_the_cost():
@@ -68,27 +68,24 @@ def test_rewards_are_linear_in_the_cost():
     _, other = _example(9, seed=1)
     rankings = torch.stack([ranking, other])
     mean_cost = all_budgets_cost(importance, rankings).mean()
-    for of_cost, reward in (
-        (skill_of_cost, skill_reward),
-        (ratio_of_cost, ratio_reward),  # no ranking here is on the floor
-    ):
-        expected = reward(importance, rankings).mean()
-        torch.testing.assert_close(of_cost(importance, mean_cost), expected)
+    for reward in (skill_reward, ratio_reward):  # no ranking here is on the floor
+        expected = reward_rankings(reward, importance, rankings).mean()
+        torch.testing.assert_close(reward(importance, mean_cost), expected)
 
 
 def test_contexts_with_nothing_to_learn_give_no_reward():
     importance = torch.stack([torch.full((8,), 0.25), torch.zeros(8)])
     rankings = gumbel_sort(torch.zeros(2, 8), 3)
-    assert torch.equal(skill_reward(importance, rankings), torch.zeros(3, 2))
-    assert ratio_reward(importance, rankings).isfinite().all()
+    assert torch.equal(reward_rankings(skill_reward, importance, rankings), torch.zeros(3, 2))
+    assert reward_rankings(ratio_reward, importance, rankings).isfinite().all()
 
 
 def test_ratio_is_clamped():
     importance = torch.zeros(1000)
     importance[0] = 1.0
     worst = torch.arange(1000).flip(0)
-    assert ratio_reward(importance, worst) == -200
-    assert ratio_reward(importance, worst.flip(0)) == -1
+    assert reward_rankings(ratio_reward, importance, worst) == -200
+    assert reward_rankings(ratio_reward, importance, worst.flip(0)) == -1
 
 
 def test_leave_one_out_advantages():

@@ -20,7 +20,7 @@ from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from kvp.ranking import rank_tokens
-from kvp.reward import skill_of_cost
+from kvp.reward import skill_reward
 from train.learning.losses import Batch
 from train.recipe import Recipe
 
@@ -33,7 +33,7 @@ def soft_rank_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str,
         if recipe.sort_loss == "ranks":
             losses.append(rank_error(ranks, importance))
         else:
-            losses.append(-skill_of_cost(importance, (importance * (ranks - 1)).sum(-1)))
+            losses.append(-skill_reward(importance, (importance * (ranks - 1)).sum(-1)))
     return batch.mean(torch.stack(losses)), {}
 
 

@@ -19,18 +19,16 @@ from kvp.reward import (
     expected_cost,
     gumbel_sort,
     log_prob,
-    ratio_of_cost,
     ratio_reward,
+    reward_rankings,
     rloo_advantages,
-    skill_of_cost,
     skill_reward,
 )
 from train.recipe import OBJECTIVES, Recipe
 
 FLOOR = 1e-6
 """Added before the logarithm (regress): below it, differences mean nothing."""
-_REWARDS_OF_RANKINGS = {"skill": skill_reward, "ratio": ratio_reward}
-_REWARDS_OF_COSTS = {"skill": skill_of_cost, "ratio": ratio_of_cost}
+_REWARDS = {"skill": skill_reward, "ratio": ratio_reward}
 _TILE = 2**22
 """Pairs that `exact` handles at a time: 16 MB of float32."""
 
@@ -131,7 +129,7 @@ def exact_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, flo
     for scores, importance in zip(batch.scores, batch.importances, strict=True):
         block = max(_TILE // scores.numel(), 16)
         cost = expected_cost(importance, scores, block)  # [A]
-        rewards.append(_REWARDS_OF_COSTS[recipe.reward](importance, cost))
+        rewards.append(_REWARDS[recipe.reward](importance, cost))
     reward = torch.stack(rewards)  # [C, A]
     metrics = {"train/reward": float(mean_of_counted(reward.detach(), batch.counted))}
     return -batch.mean(reward), metrics
@@ -163,11 +161,9 @@ def _sampled_objective(
 ) -> tuple[Tensor, dict[str, float]]:
     contexts = range(len(batch.seeds))
     rankings = [sample_rankings(batch, context, recipe.permutations) for context in contexts]
-    reward = _REWARDS_OF_RANKINGS[recipe.reward]
+    reward = _REWARDS[recipe.reward]
     pairs = zip(batch.importances, rankings, strict=True)
-    rewards = torch.stack(
-        [reward(importance, ranking) for importance, ranking in pairs]
-    )  # [C, K, A]
+    rewards = torch.stack([reward_rankings(reward, *pair) for pair in pairs])  # [C, K, A]
     advantage = normalise(baseline(rewards, batch), batch, recipe.advantage_clip)  # [C, K, A]
     metrics = {"train/reward": float(mean_of_counted(rewards.mean(1), batch.counted))}
     return policy_loss(batch, rankings, advantage), metrics

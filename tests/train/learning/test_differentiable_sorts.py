@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvp.ranking import rank_tokens
-from kvp.reward import skill_reward
+from kvp.reward import reward_rankings, skill_reward
 from train.learning.differentiable_sorts import rank_error, soft_rank, soft_rank_objective
 from train.learning.losses import Batch
 from train.recipe import PRESETS
@@ -78,7 +78,7 @@ def losses(scores, importance, **settings):
 
 def test_the_cost_variant_hardens_to_minus_the_skill_of_the_ranking():
     scores, importance = scored(15)
-    expected = -skill_reward(importance, scores.argsort(descending=True))
+    expected = -reward_rankings(skill_reward, importance, scores.argsort(descending=True))
     torch.testing.assert_close(losses(scores, importance, temperature=HARD), expected)
 
 
@@ -102,7 +102,7 @@ def test_following_the_gradient_ranks_better(sort_loss):
         loss = losses(scores, importance, temperature=1.0, sort_loss=sort_loss)
         (gradient,) = torch.autograd.grad(loss.sum(), scores)
         scores = scores - 0.08 * gradient / gradient.norm(dim=-1, keepdim=True)
-    skill = skill_reward(importance, scores.argsort(descending=True))
+    skill = reward_rankings(skill_reward, importance, scores.argsort(descending=True))
     assert skill.min() > 0.9
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvp.reward import ratio_of_cost, ratio_reward, skill_of_cost, skill_reward
+from kvp.reward import ratio_reward, reward_rankings, skill_reward
 from train.learning.losses import (
     Batch,
     normalise,
@@ -20,7 +20,6 @@ from train.learning.losses import (
 )
 from train.recipe import PRESETS
 
-OF_COST = {"skill": skill_of_cost, "ratio": ratio_of_cost}
 REWARDS = {"skill": skill_reward, "ratio": ratio_reward}
 COPIES = 4_000
 
@@ -57,7 +56,7 @@ def exact_rewards_and_gradients(reward):
         score = score.clone().requires_grad_()
         before = (score[:, None, :] - score[:, :, None]).sigmoid()  # [1, i, j]
         off = 1 - torch.eye(score.shape[-1])
-        mean = OF_COST[reward](importance, (importance[..., None] * before * off).sum((-2, -1)))
+        mean = REWARDS[reward](importance, (importance[..., None] * before * off).sum((-2, -1)))
         means.append(mean.detach())
         gradients.append(torch.autograd.grad(mean.sum(), score)[0][0] / 3 / score.shape[-1])
     return means, gradients
@@ -77,9 +76,8 @@ def agrees(samples, expected, errors=4.5):
 def test_policy_gradients_estimate_the_exact_one(reward, baseline, permutations):
     batch = copied(COPIES)
     rankings = [sample_rankings(batch, context, permutations) for context in range(3)]
-    rewards = torch.stack(
-        [REWARDS[reward](w, r) for w, r in zip(batch.importances, rankings, strict=True)]
-    )
+    pairs = zip(batch.importances, rankings, strict=True)
+    rewards = torch.stack([reward_rankings(REWARDS[reward], *pair) for pair in pairs])
     means, expected = exact_rewards_and_gradients(reward)
     for context in range(3):
         agrees(rewards[context].mean(0), means[context])
