@@ -15,7 +15,7 @@ from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.budgets import parse_budget
 from kvp.data.rows.files import Tally, files_of, read_rows, read_text
 from kvp.data.rows.values import RowError, text_of
-from kvp.engines import Engine
+from kvp.engines import VLLM, Engine
 from kvp.errors import CacheError, KvpError, UsageError
 from kvp.geometry import check_geometry
 from kvp.hf import geometry_of
@@ -25,7 +25,6 @@ from kvp.hf.model_config import context_limit
 from kvp.messages import Text, check_messages
 from kvp.plugins import require
 from kvp.progress import Progress, say
-from kvp.vllm.plugin import Vllm
 from policies import load_policy, make_scorer, resolve_method
 
 CONTEXTS = FolderKind(noun="folder of contexts", marker="", error=CacheError)
@@ -36,7 +35,7 @@ def run(config: CompressConfig) -> None:
     name, allocator_spec = config.sides
     ranked_by = load_policy(name) if config.policy else make_scorer(name)
     scorer, allocator = resolve_method(ranked_by, allocator_spec)
-    engine: Engine = Vllm()
+    engine: Engine = VLLM
     if config.gguf:
         require("--gguf", "gguf", "gguf")
         from kvp.llamacpp.slots import LlamaServer

@@ -16,8 +16,8 @@ from kvp import names as known_names
 from kvp.artifacts.manifest import portable, recorded_name
 from kvp.budgets import Budget, parse_budget, parse_budgets
 from kvp.data.metrics import METRIC_NAMES
+from kvp.engines import LLAMA_CPP, VLLM
 from kvp.errors import UsageError
-from kvp.llamacpp.server import LlamaCpp
 from kvp.names import KVZAP, LEARNED, split_list
 from kvp.program.settings import (
     Bounds,
@@ -31,7 +31,6 @@ from kvp.program.settings import (
     RunConfig,
     WorkersConfig,
 )
-from kvp.vllm.plugin import Vllm
 
 PROTOCOLS = ("query_aware", "query_agnostic")
 """Question seen at compression, or only afterwards; never mixed in one table."""
@@ -303,7 +302,7 @@ class CompressConfig(ModelConfig, DeviceConfig):
             known_names.check_allocators([allocator] if allocator else [], "policy")
         else:
             known_names.check_methods([self.label], "method", (KVZAP,))
-        (LlamaCpp(self.gguf) if self.gguf else Vllm()).check(allocator)
+        (LLAMA_CPP if self.gguf else VLLM).check(allocator)
 
 
 @dataclass(frozen=True, kw_only=True)

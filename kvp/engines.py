@@ -1,4 +1,4 @@
-"""What engines ask of the contexts that are written for them; each one's own room tells it.
+"""What engines ask of the contexts that are written for them.
 
 Imports no torch, so that command lines can ask.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from kvp.errors import UsageError
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Engine:
     """What goes on from contexts; one that takes every context as its file is."""
 
-    name: ClassVar[str]
-    equal_counts: ClassVar[bool] = False
+    name: str
+    equal_counts: bool = False
     """Whether all heads of a context have to keep as many tokens."""
     model: str | None = None
     """A file that it runs, which can compute contexts, too; None: the model that made them."""
@@ -36,3 +36,9 @@ class Engine:
     def write(self, context: Context, folder: Path) -> Mapping[str, str]:
         """Write what it needs beside the context's file, or raise CacheError: name by kind."""
         return {}
+
+
+VLLM = Engine("vLLM")
+"""It reads context files themselves, also those whose heads keep other numbers of tokens."""
+LLAMA_CPP = Engine("--gguf: llama.cpp", equal_counts=True)
+"""A server of a GGUF file; `kvp.llamacpp.slots` checks the file and writes what it reads."""

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from kvp.artifacts.files import atomic_write_bytes, raising_as
 from kvp.contexts import Context, norms_digest
+from kvp.engines import LLAMA_CPP, Engine
 from kvp.errors import CacheError
 from kvp.geometry import Geometry
 from kvp.hf.gguf_files import Metadata, read_metadata, same_rope
-from kvp.llamacpp.server import LlamaCpp
 from kvp.llamacpp.state import Rows, SequenceState
 
 VERSION = 4
@@ -38,8 +38,11 @@ INTERLEAVED = {"llama": True, "qwen2": False}
 """Architectures of GGUF files, and whether RoPE pairs channels 2i and 2i + 1 in them."""
 
 
-class LlamaServer(LlamaCpp):
+class LlamaServer(Engine):
     """A server of a GGUF file, which is there; it goes on from slot files."""
+
+    def __init__(self, gguf: str) -> None:
+        super().__init__(LLAMA_CPP.name, LLAMA_CPP.equal_counts, gguf)
 
     def check(self, allocator: object) -> None:
         """As `Engine.check`, and CacheError as `read_gguf`."""

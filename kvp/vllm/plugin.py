@@ -8,22 +8,13 @@ no `KvpConnector` that holds such contexts.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
-
-from kvp.engines import Engine
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
     from kvp.ranking import Allocator
     from kvp.scoring import Scorer
-
-
-class Vllm(Engine):
-    """It reads context files themselves, also those whose heads keep other numbers of tokens."""
-
-    name: ClassVar[str] = "vLLM"
-
 
 BACKENDS = ("CPU_ATTN", "TRITON_ATTN", "FLASH_ATTN")
 """vLLM's names of those that have a twin; only the first was run in an engine."""
