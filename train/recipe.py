@@ -55,9 +55,6 @@ OBJECTIVES = Registry(
 """Losses of rankers, of the type `train.learning.losses.Objective`. A new one is a function, a line
 here and a row in docs/method.md; a user's own is `package.module:function`."""
 
-OF_ORDER = frozenset({"rloo", "rloo_batch", "exact", "listwise", "soft_rank"})
-"""Objectives that do not change when all scores of a head shift; a new one only if it does not."""
-
 Architecture = Literal["fourier", "paper"]
 RewardName = Literal["skill", "ratio"]
 PresetName = Literal["fourier", "paper"]

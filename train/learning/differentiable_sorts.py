@@ -21,10 +21,11 @@ from torch import Tensor
 
 from kvp.ranking import rank_tokens
 from kvp.reward import skill_reward
-from train.learning.losses import Batch
+from train.learning.losses import Batch, shift_invariant
 from train.recipe import Recipe
 
 
+@shift_invariant
 def soft_rank_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
     """Loss of every head, [A], by softened ranks."""
     losses = []

@@ -82,6 +82,15 @@ def losses_of(
     return losses, logged
 
 
+def shift_invariant(objective: Objective) -> Objective:
+    """Decorator of an objective that does not change when all scores of a head shift.
+
+    Training leaves the last bias of its rankers at rounding errors; the export sets it to 0.
+    """
+    vars(objective)["shift_invariant"] = True
+    return objective
+
+
 def mean_of_counted(values: Tensor, counted: Tensor) -> Tensor:
     """Mean of [C, A] values over the pairs that count; 0 where none does."""
     return values.where(counted, 0.0).sum() / counted.sum().clamp_min(1)
@@ -116,10 +125,11 @@ def squared_error(scores: Tensor, importance: Tensor) -> Tensor:
     return (scores - (importance + FLOOR).log()).square().mean(-1)
 
 
-listwise_objective = mean_of(cross_entropy)
+listwise_objective = shift_invariant(mean_of(cross_entropy))
 regress_objective = mean_of(squared_error)
 
 
+@shift_invariant
 def exact_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
     """Minus the expected reward in closed form, which RLOO estimates from sampled rankings: [A].
 
@@ -139,6 +149,7 @@ Baseline = Callable[[Tensor, Batch], Tensor]
 """Rewards [C, K, A] of a batch -> rewards minus their baselines, 0 where a head does not count."""
 
 
+@shift_invariant
 def rloo_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
     """Policy-gradient loss of every head, [A]: rankings sampled by Gumbel sort, their rewards,
     REINFORCE (KVP paper, section 3.2, eq. 6).
@@ -148,6 +159,7 @@ def rloo_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, floa
     return _sampled_objective(batch, recipe, within_context)
 
 
+@shift_invariant
 def rloo_batch_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
     """The same gradient; the baseline is the mean reward of all other rankings of the step.
 
