@@ -102,7 +102,7 @@ def held_out_points(
 
 def _point(record: SequenceRecord, prefix_length: int, recipe: Recipe) -> CompressionPoint:
     stop = prefix_length + (recipe.future_max or record.length)
-    if label_of(recipe.label).reading < 1:  # at least one reply is seen
+    if label_of(recipe.label).other_weight < 1:  # at least one reply is seen
         stop = max(stop, next((b for _, b in record.reply_spans if b > prefix_length), stop))
     return CompressionPoint(
         sequence=record.index, prefix_length=prefix_length, stop=min(stop, record.length)

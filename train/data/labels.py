@@ -16,13 +16,13 @@ from train.recipe import LABELS
 
 EVALUATED = "future_attention"
 """Label that every policy is evaluated on, whatever it was trained on."""
-READING = 0.2
+OTHER_WEIGHT = 0.2
 """Weight of queries that write no reply in `max_reply_attention`; those that do have 1."""
 
 FromQueries = Callable[..., Tensor]
-"""(queries [L, H, G, T, D], keys [L, H, T, D], prefix_length N, stop) -> importance [L, H, N]
-float32, >= 0, of the first N tokens for the queries at N <= j < stop; both after RoPE. That of a
-label with `reading` below 1 takes a fifth argument: [T] float32, what each query counts."""
+"""(queries [L, H, G, T, D], keys [L, H, T, D], prefix_length N, stop, weights) -> importance
+[L, H, N] float32, >= 0, of the first N tokens for the queries at N <= j < stop; both after RoPE.
+`weights` [T] float32, what each query counts, is given only if `Label.other_weight` is below 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Label:
     """Computes the label from the queries of a trace."""
     stored: str | None = None
     """Name under which `kvp collect --labels` stores it."""
-    reading: float = 1.0
+    other_weight: float = 1.0
     """Weight of queries that write none of the assistant's replies (`reply_windows`); those that
     write them have 1."""
 
@@ -56,8 +56,8 @@ class Label:
         """
         assert self.from_queries is not None, "labels that are only stored come with the trace"
         given = [queries, keys, prefix_length, stop]
-        if self.reading < 1:
-            weights = torch.full(keys.shape[-2:-1], self.reading, device=keys.device)
+        if self.other_weight < 1:
+            weights = torch.full(keys.shape[-2:-1], self.other_weight, device=keys.device)
             for first, last in reply_windows(replies, prefix_length, stop):
                 weights[first:last] = 1.0
             given.append(weights)
@@ -109,11 +109,13 @@ MAX_FUTURE_ATTENTION = Label(from_queries=max_future_attention)
 """The most that any single future query pays to a token: one that a query depends on is more
 important than one that many attend to a little (docs/decisions.md#default-label)."""
 
-MAX_REPLY_ATTENTION = Label(from_queries=max_future_attention, reading=READING)
+MAX_REPLY_ATTENTION = Label(from_queries=max_future_attention, other_weight=OTHER_WEIGHT)
 """Largest attention of the queries that write a reply, and a fifth of that of all others, such as
 the question's (docs/decisions.md#default-label)."""
 
-REPLY_AND_KVZIP = Label(from_queries=max_future_attention, stored="kvzip", reading=READING)
+REPLY_AND_KVZIP = Label(
+    from_queries=max_future_attention, stored="kvzip", other_weight=OTHER_WEIGHT
+)
 """`MAX_REPLY_ATTENTION` and KVzip's scores, half of the importance each."""
 
 KVZIP, KVZIP_PLUS = Label(stored="kvzip"), Label(stored="kvzip_plus")

@@ -47,7 +47,7 @@ def calibration_target(label: str) -> str:
     made = label_of(label)
     if made.stored is not None:
         return label
-    return "reply_contribution" if made.reading < 1 else "contribution"
+    return "reply_contribution" if made.other_weight < 1 else "contribution"
 
 
 def calibration_label(label: str) -> str:

@@ -71,8 +71,8 @@ def test_queries_that_write_a_reply_count_in_full(store):
         max_future_attention(queries, trace.keys, first, stop)[..., :60]
         for first, stop in ((69, 75), (83, 90))
     ]).amax(0)  # fmt: skip
-    torch.testing.assert_close(importance, torch.maximum(written, label.reading * everything))
-    assert 0 < label.reading < 1
+    torch.testing.assert_close(importance, torch.maximum(written, label.other_weight * everything))
+    assert 0 < label.other_weight < 1
     assert (importance < everything).any()
     text = label.importance_of(queries, trace.keys, 60, 96)  # running text: all of it is written
     torch.testing.assert_close(text, everything)
