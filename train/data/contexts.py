@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -91,6 +92,15 @@ def score_together(
     return list(torch.split(scores, tokens, dim=1))
 
 
+class _Labelled(NamedTuple):
+    """The label of a point, and what rankers that read queries need besides."""
+
+    importance: Tensor
+    """[A, N] float32."""
+    queries: Tensor | None
+    """[L, H, G, W, D], the last ones, a sixth of the features of 1,024 tokens made of them."""
+
+
 class ContextSource:
     """Contexts of one store, by compression point; safe to share between threads."""
 
@@ -112,22 +122,22 @@ class ContextSource:
         self._with_recent = recent
         self.device = device or torch.device("cpu")
         self._turn = threading.Lock()
-        self._trace_memory = _Memory(memory_bytes * 3 // 4)
+        self._trace_memory = _Memory[tuple[Tensor, ...]](memory_bytes * 3 // 4)
         """Keys and values by ("kv", sequence), queries, which new labels alone need, by
         ("queries", sequence)."""
-        self._label_memory = _Memory(memory_bytes // 4)
+        self._label_memory = _Memory[_Labelled](memory_bytes // 4)
 
     def context(self, point: CompressionPoint) -> RankingContext:
         """All cached tokens of a point, on the source's device; StoreError on damage."""
         with self._turn:
-            importance, *last = self._label_and_queries(point)
+            importance, last = self._label_and_queries(point)
             keys, values = self._keys_and_values(point.sequence)
         keys = keys.to(self.device)
         return RankingContext(
             keys=self._tokens(keys, point.prefix_length),
             values=self._tokens(values, point.prefix_length),
             importance=importance.to(self.device),
-            recent=self._recent(point, last[0], keys) if last else None,
+            recent=None if last is None else self._recent(point, last, keys),
         )
 
     def forget(self) -> None:
@@ -159,14 +169,10 @@ class ContextSource:
             keys, _ = self._keys_and_values(sequence)
         return cached[0].to(self.device), keys.to(self.device)
 
-    def _label_and_queries(self, point: CompressionPoint) -> tuple[Tensor, ...]:
-        """[A, N] float32 label of a point; where rankers read them, its last queries, too.
-
-        They are [L, H, G, W, D], a sixth of the features of 1,024 tokens that are made of them.
-        """
+    def _label_and_queries(self, point: CompressionPoint) -> _Labelled:
         cached = self._label_memory.get(point)
         if cached is None:
-            parts, last = [], []
+            parts, last = [], None
             if self._label.stored is not None:
                 stored = self.traces.label(self._label.stored, point.sequence)
                 parts.append(stored[..., : point.prefix_length])
@@ -181,9 +187,9 @@ class ContextSource:
                     )
                 if self._with_recent:
                     seen = self._count_seen(point)
-                    last = [queries[..., max(0, seen - RECENT_QUERIES) : seen, :].cpu().clone()]
+                    last = queries[..., max(0, seen - RECENT_QUERIES) : seen, :].cpu().clone()
             importance = parts[0] if len(parts) == 1 else self._label.add(*parts)  # [L, H, N]
-            cached = (importance.flatten(0, 1), *last)
+            cached = _Labelled(importance.flatten(0, 1), last)
             self._label_memory.put(point, cached)
         return cached
 
@@ -199,25 +205,28 @@ class ContextSource:
         return features[..., : point.prefix_length, :].flatten(0, 1)
 
 
-class _Memory:
+_Item = TypeVar("_Item", bound=tuple[Tensor | None, ...])
+
+
+class _Memory(Generic[_Item]):
     """Tensors up to a bound; those that were used longest ago are forgotten first."""
 
     def __init__(self, bound_bytes: int) -> None:
         self._bound = bound_bytes
         self.used = 0
         """Bytes of all that is remembered."""
-        self._items: OrderedDict[Hashable, tuple[Tensor, ...]] = OrderedDict()
+        self._items: OrderedDict[Hashable, _Item] = OrderedDict()
 
     def clear(self) -> None:
         self._items.clear()
         self.used = 0
 
-    def get(self, key: Hashable) -> tuple[Tensor, ...] | None:
+    def get(self, key: Hashable) -> _Item | None:
         if key in self._items:
             self._items.move_to_end(key)
         return self._items.get(key)
 
-    def put(self, key: Hashable, item: tuple[Tensor, ...]) -> None:
+    def put(self, key: Hashable, item: _Item) -> None:
         if key in self._items:
             return
         self._items[key] = item
@@ -227,8 +236,8 @@ class _Memory:
             self.used -= _size(forgotten)
 
 
-def _size(item: tuple[Tensor, ...]) -> int:
-    return sum(tensor.nbytes for tensor in item)
+def _size(item: tuple[Tensor | None, ...]) -> int:
+    return sum(tensor.nbytes for tensor in item if tensor is not None)
 
 
 class StepContexts:
