@@ -118,7 +118,7 @@ def read_settings(folder: Place) -> str:
 
 def read_budgets(folder: Place) -> str:
     """Digest of what a budget file decides (a resumed search took other seconds)."""
-    from policies.allocators.evolved import load_budgets
+    from policies.budget_files import load_budgets
 
     budgets = load_budgets(str(folder))
     return digest([str(budgets.counts), budgets.scorer, str(budgets.protection)])

@@ -57,7 +57,7 @@ from kvp.hf.model_identity import model_identity, weights_digest
 from kvp.progress import Progress, phase, say
 from kvp.ranking import UNPROTECTED, Protection, Selection
 from kvp.scoring import Scorer, score_prompt
-from policies.allocators.evolved import BUDGET_FILE, BudgetFile, load_budgets, save_budgets
+from policies.budget_files import BUDGET_FILE, BudgetFile, load_budgets, save_budgets
 
 
 @dataclass(kw_only=True)

@@ -11,7 +11,7 @@ from reference.inputs import draw
 from reference.scorers import snapkv
 
 from kvp.ranking import EMPTY_SLOT, UNPROTECTED, Protection, Request, Selection, protected_scores
-from policies.allocators.evolved import BudgetFile, save_budgets
+from policies.budget_files import BudgetFile, save_budgets
 from policies.registry import ALLOCATORS, make_allocator, make_scorer
 
 GEOMETRIES = [(1, 1, 9), (3, 2, 40), (4, 4, 65)]

@@ -8,7 +8,7 @@ from kvp.errors import KvpError, UsageError
 from kvp.ranking import UNPROTECTED
 from kvp.scoring import ALL_QUERIES, AUTO_GROUP, Needs, Noise, Reconstruction
 from policies import make_allocator, make_method, make_scorer, split_method
-from policies.allocators.evolved import BudgetFile, save_budgets
+from policies.budget_files import BudgetFile, save_budgets
 from policies.registry import SCORERS, needs_in_words
 
 

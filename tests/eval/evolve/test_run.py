@@ -17,7 +17,7 @@ from kvp.data.task import TaskSettings
 from kvp.hf import load_model, prefill_and_evict
 from kvp.program.table import run_program
 from kvp.ranking import UNPROTECTED, Protection
-from policies.allocators.evolved import load_budgets
+from policies.budget_files import load_budgets
 from policies.registry import make_method
 
 main = partial(run_program, "evolve")

@@ -29,7 +29,7 @@ from kvp.geometry import Geometry
 from kvp.program.table import report
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceReader, TraceWriter
 from policies import load_policy, make_allocator
-from policies.allocators.evolved import load_budgets
+from policies.budget_files import load_budgets
 from policies.learned import Calibration
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers, RankerSpec

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from kvp.errors import PolicyError, UsageError
 from kvp.ranking import Protection, Request
-from policies.allocators.evolved import BudgetFile, Evolved, load_budgets, save_budgets
+from policies.allocators.evolved import Evolved
+from policies.budget_files import BudgetFile, load_budgets, save_budgets
 
 
 def _file(*counts):
