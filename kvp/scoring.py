@@ -142,6 +142,11 @@ class View:
     text: str | None = None
     """Text of the last `needs.text` tokens (views that carry it have B = 1)."""
 
+    @property
+    def head_positions(self) -> Tensor:
+        """`positions` with an axis of heads: [B, 1, N], or [B, H, N] where heads differ."""
+        return self.positions if self.positions.ndim == 3 else self.positions[:, None]
+
 
 @runtime_checkable
 class Scorer(Protocol):

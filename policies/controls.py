@@ -64,8 +64,7 @@ class RandomPinned(Random):
         tokens = scores.shape[-1]
         scores[..., tokens - min(view.question, tokens) :] = FORCED
         if view.prompt:
-            positions = view.positions if view.positions.ndim == 3 else view.positions[:, None]
-            scores = scores.masked_fill(positions < view.prompt, FORCED)
+            scores = scores.masked_fill(view.head_positions < view.prompt, FORCED)
         return scores
 
 

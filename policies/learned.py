@@ -144,7 +144,7 @@ class LearnedScorer:
         keys = view.keys[:, :, :tokens].transpose(0, 1).reshape(heads, batch * tokens, width)
         values = view.values[:, :, :tokens].transpose(0, 1).reshape(heads, batch * tokens, width)
         again = view.positions.ndim == 3  # the heads hold different tokens, with gaps
-        of_heads = view.positions if again else view.positions[:, None]
+        of_heads = view.head_positions
         positions = of_heads[..., :tokens].transpose(0, 1).reshape(-1, batch * tokens)
         cached = of_heads[..., -1:] + 1 - view.fed_again  # the length rankers are trained with
         length = cached.expand(-1, -1, tokens).transpose(0, 1).reshape(-1, batch * tokens)

@@ -361,9 +361,9 @@ class ByContent:
         batch, heads, _, head_dim = view.keys.shape
         grouped = view.queries.float().reshape(batch, heads, -1, view.queries.shape[2], head_dim)
         attention = torch.einsum("bhgwd,bhnd->bhgwn", grouped, view.keys.float())
-        places = view.positions if view.positions.ndim == 3 else view.positions[:, None]
         # Repeated tokens may tie in the first layer.
-        return attention.amax(dim=(2, 3)) - view.values.float().norm(dim=-1) + 1e-3 * places
+        ties = 1e-3 * view.head_positions
+        return attention.amax(dim=(2, 3)) - view.values.float().norm(dim=-1) + ties
 
 
 class Fixed:
@@ -380,7 +380,7 @@ class Fixed:
 
     def score(self, view):
         self.layers.append(view.layer)
-        places = view.positions if view.positions.ndim == 3 else view.positions[:, None]
+        places = view.head_positions
         of_heads = self.scores[view.layer, view.heads].expand(len(places), -1, -1)
         return of_heads.gather(2, places.expand(*of_heads.shape[:2], -1))
 
