@@ -183,7 +183,10 @@ class TaskSettings:
 
 @runtime_checkable
 class Task(Protocol):
-    """Prompts of one kind. `kvp collect` uses `build`, `kvp eval` and `kvp evolve` both methods."""
+    """Prompts of one kind. `kvp collect` uses `build`, `kvp eval` and `kvp evolve` both methods.
+
+    A task of kvp that reads a file of its own also has `flags`, the names of the flags for it.
+    """
 
     @property
     def name(self) -> str:
@@ -193,7 +196,8 @@ class Task(Protocol):
         """The first `settings.count` samples, or fewer where there are no more.
 
         Sample `i` must not depend on `count`. `tokenizer` counts tokens (`kvp.data.encode`).
-        Raises UsageError, naming the flag, for settings that cannot work.
+        Raises UsageError, naming the flag, for settings that cannot work, and its NoPromptError
+        without a prompt. If the sequence has `notes` (`Source.notes`), programs show them.
         """
 
     def score(self, sample: Sample, answer: str) -> float:
