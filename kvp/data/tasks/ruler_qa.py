@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import Tally, read_rows
 from kvp.data.rows.values import RowError, text_of, texts_of
 from kvp.data.splits import ALL, split_of
-from kvp.data.task import NoPromptError, Sample, Source, TaskSettings
+from kvp.data.task import NoPromptError, Sample, Source, TaskSettings, blank_sample
 from kvp.data.tasks.ruler import PROBE
 from kvp.errors import UsageError
 
@@ -206,10 +206,11 @@ class RulerQaTask(ScoredByMetric):
             return encode(sample, tokenizer).prompt_length
 
         too_long: list[int] = []
+        smallest = replace(blank_sample(settings, self.name, ""), id="smallest")
 
         def fits(question: DocumentQuestion) -> bool:
             own = questions.own_documents(question, split)
-            tokens = count_tokens(document_prompt("smallest", split, question, own))
+            tokens = count_tokens(document_prompt(smallest, question, own))
             too_long.extend([tokens] * (tokens > length))
             return tokens <= length
 
@@ -228,13 +229,13 @@ class RulerQaTask(ScoredByMetric):
         pool = [pair for pair in questions.documents.items() if questions.may_show(pair[0], split)]
 
         def make(index: int) -> Sample:
-            question, name = fitting[index], settings.sample_id(self.name, index)
+            question, blank = fitting[index], blank_sample(settings, self.name, str(index))
             own = questions.own_documents(question, split)
-            filling = _filling_documents(question, pool, random.Random(f"{name}/documents"))
+            filling = _filling_documents(question, pool, random.Random(f"{blank.id}/documents"))
 
             def prompt(amount: int) -> Sample:
                 shown = [*own, *islice(cycle(filling), amount - len(own))]
-                return document_prompt(name, split, question, shown)
+                return document_prompt(blank, question, shown)
 
             return find_largest(
                 prompt, count_tokens, limit=length, smallest=len(own), what=self.name, probe=PROBE,
@@ -254,17 +255,13 @@ def _filling_documents(
     return [*rng.sample(related, len(related)), *rng.sample(far, len(far))]
 
 
-def document_prompt(
-    name: str, split: str, question: DocumentQuestion, documents: Sequence[str]
-) -> Sample:
-    """A question about documents, whose order its `name` and their number draw."""
+def document_prompt(blank: Sample, question: DocumentQuestion, documents: Sequence[str]) -> Sample:
+    """A question about documents, whose order the id of `blank` and their number draw."""
     shown = list(documents)
-    random.Random(f"{name}/order").shuffle(shown)
+    random.Random(f"{blank.id}/order").shuffle(shown)
     texts = (f"Document {number}:\n{text}" for number, text in enumerate(shown, start=1))
-    return Sample(
-        id=name,
-        task=name.partition("/")[0],
-        split=split,
+    return replace(
+        blank,
         context=f"{INSTRUCTION}The following are given documents.\n\n"
         + "\n\n".join(texts)
         + "\n\n",
