@@ -34,7 +34,7 @@ from kvp.names import TUNED, plain_name
 from kvp.ranking import Protection
 
 
-def load_all(
+def load_prompts(
     settings: TaskSettings, tokenizer: PreTrainedTokenizerBase, positions: int | None = None
 ) -> tuple[list[Prompt], list[str]]:
     """Prompts of all tasks, and notes on what is missing: tasks of a group that do not fit into
@@ -199,7 +199,7 @@ def prepare(
     tuning = check_tuning(config, methods)
     geometry, tokenizer, positions = read_model(config, methods, loaded)
     requested = TaskSettings.of(config, count=config.prompts)
-    prompts, notes = load_all(requested, tokenizer, positions)
+    prompts, notes = load_prompts(requested, tokenizer, positions)
     notes += tuning
     _check_names(config.model_name, methods, prompts)
     work = [

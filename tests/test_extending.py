@@ -8,8 +8,8 @@ import torch
 
 from eval.results.folder import load_results
 from kvp.program.table import run_program
-from train.data.labels import label_of
-from train.learning.losses import Batch, losses_of, objective_of
+from train.data.labels import load_label
+from train.learning.losses import Batch, compute_losses, load_objective
 from train.recipe import PRESETS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -46,8 +46,8 @@ def test_the_label_and_the_objective_of_the_page_are_used_by_their_names(tmp_pat
     names = re.findall(r"--(?:label|objective) (my_training:\w+)", PAGE)
     assert names == ["my_training:SQUARED", "my_training:listwise"]
     queries, keys = torch.randn(2, 3, 2, 9, 4), torch.randn(2, 3, 9, 4)
-    own = label_of(names[0]).importance_of(queries, keys, 6, 9)
-    plain = label_of("future_attention").importance_of(queries, keys, 6, 9)
+    own = load_label(names[0]).importance_of(queries, keys, 6, 9)
+    plain = load_label("future_attention").importance_of(queries, keys, 6, 9)
     torch.testing.assert_close(own, plain**2)
     batch = Batch(
         scores=[torch.randn(6, 6, requires_grad=True)],
@@ -55,6 +55,6 @@ def test_the_label_and_the_objective_of_the_page_are_used_by_their_names(tmp_pat
         counted=torch.ones(1, 6, dtype=torch.bool),
         seeds=[0],
     )
-    losses, _ = losses_of(objective_of(names[1]), batch, PRESETS["fourier"])
+    losses, _ = compute_losses(load_objective(names[1]), batch, PRESETS["fourier"])
     losses.sum().backward()
     assert batch.scores[0].grad is not None

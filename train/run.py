@@ -21,7 +21,7 @@ from train.learning.calibration import (
     calibration_label,
     calibration_target,
 )
-from train.learning.losses import objective_of
+from train.learning.losses import load_objective
 from train.learning.validation import validate_rankers
 from train.training import RankerTraining, train_rankers
 
@@ -65,7 +65,7 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
             f"training diverged: weights are not finite after {job.recipe.steps} steps; lower --lr "
             f"(now {job.recipe.lr:g}), in a new --out"
         )
-    if hasattr(objective_of(job.recipe.objective), "shift_invariant"):
+    if hasattr(load_objective(job.recipe.objective), "shift_invariant"):
         best.get_parameter("score_bias").zero_()
     target = calibration_target(job.recipe.label)
     source = job.source(calibration_label(job.recipe.label))

@@ -38,7 +38,7 @@ from train.job.prepare import Job
 from train.job.run_folder import CHECKPOINT
 from train.job.summary import CHARTS, means_by_layer, print_start
 from train.learning.initial_rankers import random_rankers
-from train.learning.losses import Batch, losses_of, objective_of
+from train.learning.losses import Batch, compute_losses, load_objective
 from train.learning.optim import (
     Muon,
     average_decay,
@@ -110,7 +110,7 @@ class RankerTraining(pl.LightningModule):
         self.gradient_norms = torch.zeros(0)
         """[A] of the latest step, before clipping."""
         self._recipe = recipe
-        self._objective = objective_of(recipe.objective)
+        self._objective = load_objective(recipe.objective)
         self._contexts = StepContexts(
             source,
             lambda step: drawn_points(records, recipe, seed=seed, step=step),
@@ -160,7 +160,7 @@ class RankerTraining(pl.LightningModule):
             heads=self._heads,
             model_heads=self._model_heads,
         )
-        losses, logged = losses_of(self._objective, batch, recipe)
+        losses, logged = compute_losses(self._objective, batch, recipe)
         metrics = {
             "train/loss": float(losses.detach().mean()),
             "train/flat_share": float(1 - counted.float().mean()),

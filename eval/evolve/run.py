@@ -41,7 +41,7 @@ from eval.evolve.search import (
     search,
 )
 from eval.methods import Method, file_digests, protected_tokens
-from eval.prepare import load_all, methods_of, read_model
+from eval.prepare import load_prompts, methods_of, read_model
 from eval.results.folder import input_digests
 from eval.results.names import UNIFORM
 from eval.results.records import altered_part, seal
@@ -147,7 +147,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     method, scorer = _method(config.evaluation)
     geometry, tokenizer, positions = read_model(config.evaluation, [method])
     phase("preparing prompts")
-    search_prompts, held_out = load_prompts(
+    search_prompts, held_out = split_prompts(
         TaskSettings.of(config),
         tokenizer,
         positions,
@@ -203,7 +203,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     seal(folder)
 
 
-def load_prompts(
+def split_prompts(
     settings: TaskSettings,
     tokenizer: PreTrainedTokenizerBase,
     positions: int | None = None,
@@ -216,7 +216,7 @@ def load_prompts(
     `searched` and `compared` of them, spread evenly over the tasks. `positions` is how many tokens
     the model can hold. Raises UsageError where a task does not fit, or too few prompts are there.
     """
-    first, _ = load_all(settings, tokenizer, positions)
+    first, _ = load_prompts(settings, tokenizer, positions)
     tasks = tuple(dict.fromkeys(prompt.requested_as for prompt in first))
     shares = [
         [len(part) for part in np.array_split(range(count), len(tasks))]  # as even as possible
@@ -225,7 +225,7 @@ def load_prompts(
     maximum = max(map(sum, zip(*shares, strict=True)))
     if len({context_of(prompt.sample.id) for prompt in first}) < len(first):
         maximum *= 2  # the held-out ones begin with another context
-    prompts, _ = load_all(replace(settings, tasks=tasks, count=maximum), tokenizer, positions)
+    prompts, _ = load_prompts(replace(settings, tasks=tasks, count=maximum), tokenizer, positions)
     search_prompts: list[Prompt] = []
     held_out: list[Prompt] = []
     for task, count, others in zip(tasks, *shares, strict=True):

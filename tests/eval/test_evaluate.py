@@ -14,7 +14,7 @@ from eval.config import EvolveConfig
 from eval.evaluate import evaluate_prompt, measure_future_attention, run_prefix, select_tokens
 from eval.evolve.run import PromptSet, plan_search
 from eval.methods import build_methods
-from eval.prepare import load_all
+from eval.prepare import load_prompts
 from eval.timing import timing_records
 from kvp.budgets import parse_budget
 from kvp.data.task import TaskSettings
@@ -34,7 +34,7 @@ HEURISTICS = "random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,expected_
 @pytest.fixture(scope="module")
 def prompts(bench):
     config = replace(bench.config, tasks="niah_single_1,chat")
-    made, _ = load_all(TaskSettings.of(config, count=1, seed=0), bench.tokenizer)
+    made, _ = load_prompts(TaskSettings.of(config, count=1, seed=0), bench.tokenizer)
     return {prompt.task: prompt for prompt in made}
 
 

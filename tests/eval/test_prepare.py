@@ -4,7 +4,7 @@ import pytest
 
 from eval.config import EvalConfig
 from eval.methods import Method
-from eval.prepare import Loaded, load_all, methods_of, plan, prepare
+from eval.prepare import Loaded, load_prompts, methods_of, plan, prepare
 from kvp.budgets import parse_budgets
 from kvp.errors import UsageError
 from kvp.hf import load_model
@@ -42,7 +42,7 @@ def test_without_the_chat_template_prompts_are_plain_text(model_folder, loaded):
 
 
 def test_two_prompts_of_one_name_are_refused(model_folder, monkeypatch, one_line):
-    monkeypatch.setattr("eval.prepare.load_all", lambda *given: (2 * load_all(*given)[0], []))
+    monkeypatch.setattr("eval.prepare.load_prompts", lambda *args: (2 * load_prompts(*args)[0], []))
     with one_line(UsageError, "two prompts are called niah_single_1/test/0/0 of niah_single_1"):
         _prepared(model_folder)
 

@@ -13,7 +13,7 @@ import torch
 import kvp
 import kvp.data.tasks as registry
 from eval.config import EvalConfig
-from eval.prepare import load_all
+from eval.prepare import load_prompts
 from kvp.data.metrics import METRICS, score_answer
 from kvp.data.task import TaskSettings
 from kvp.hf import load_model, load_tokenizer
@@ -175,7 +175,7 @@ def test_what_cannot_be_used_is_one_line_each(model_folder, tmp_path, capsys):
 def prompts_of(model, **changes):
     config = EvalConfig(**{"model": str(model), "out": "none", "prompts": 1, **changes})
     tokenizer = load_tokenizer(str(model))
-    return load_all(TaskSettings.of(config, count=config.prompts, seed=0), tokenizer)
+    return load_prompts(TaskSettings.of(config, count=config.prompts, seed=0), tokenizer)
 
 
 def test_the_perplexity_of_reference_answers(tmp_path, model_folder, capsys):

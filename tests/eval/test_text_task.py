@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from eval.config import EvalConfig
-from eval.prepare import load_all
+from eval.prepare import load_prompts
 from kvp.data.splits import split_of
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
@@ -41,7 +41,7 @@ def jsonl(tmp_path_factory):
 def _load(tokenizer, text, positions=None, **fields):
     settings = {"tasks": "text", "prompts": 3, "length": 64, "continuation_tokens": 16, **fields}
     config = EvalConfig(out="unused", text=text and str(text), **settings)  # type: ignore[arg-type]
-    return load_all(TaskSettings.of(config, count=config.prompts, seed=0), tokenizer, positions)
+    return load_prompts(TaskSettings.of(config, count=config.prompts, seed=0), tokenizer, positions)
 
 
 def test_context_and_continuation_are_one_stretch(tokenizer, jsonl):

@@ -7,7 +7,7 @@ from kvp.errors import UsageError
 from kvp.plugins import own_errors
 from kvp.reward import ideal_cost
 from train.data.labels import Label
-from train.learning.losses import Batch, losses_of
+from train.learning.losses import Batch, compute_losses
 from train.recipe import PRESETS
 
 
@@ -63,4 +63,4 @@ def test_objectives_that_return_no_losses_are_refused():
         return batch.scores[0].sum(), {}
 
     with pytest.raises(UsageError, match=r"returned losses \(\), expected one for each head: 2"):
-        losses_of(total, batch, PRESETS["fourier"])
+        compute_losses(total, batch, PRESETS["fourier"])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvp.store import SequenceRecord
-from train.data.labels import label_of
+from train.data.labels import load_label
 from train.recipe import Recipe
 
 _SEQUENCES, _POINTS, _NOISE = range(3)
@@ -38,7 +38,7 @@ def points_by_kind(record: SequenceRecord, recipe: Recipe) -> dict[str, list[int
     tokens come before it and one after it.
     """
     first, last = recipe.min_prefix, record.length - 1
-    if label_of(recipe.label).stored is not None:  # stored labels end with the prompt
+    if load_label(recipe.label).stored is not None:  # stored labels end with the prompt
         last = min(last, record.prompt_length)
     candidates = {
         "prompt": [record.prompt_length - 1],
@@ -102,7 +102,7 @@ def held_out_points(
 
 def _point(record: SequenceRecord, prefix_length: int, recipe: Recipe) -> CompressionPoint:
     stop = prefix_length + (recipe.future_max or record.length)
-    if label_of(recipe.label).other_weight < 1:  # at least one reply is seen
+    if load_label(recipe.label).other_weight < 1:  # at least one reply is seen
         stop = max(stop, next((b for _, b in record.reply_spans if b > prefix_length), stop))
     return CompressionPoint(
         sequence=record.index, prefix_length=prefix_length, stop=min(stop, record.length)

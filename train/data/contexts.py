@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from kvp.store import TraceReader
 from policies.ranker import RECENT_QUERIES, HeadRankers, bytes_per_token, recent_features
 from train.data.compression_points import CompressionPoint
-from train.data.labels import EVALUATED, label_of
+from train.data.labels import EVALUATED, load_label
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class ContextSource:
         Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels.
         """
         self.traces = reader
-        self._label = label_of(label)
+        self._label = load_label(label)
         self._with_recent = recent
         self.device = device or torch.device("cpu")
         self._turn = threading.Lock()

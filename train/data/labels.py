@@ -91,7 +91,7 @@ def reply_windows(spans: Sequence[tuple[int, int]], first: int, stop: int) -> li
 
 
 @cache
-def label_of(name: str) -> Label:
+def load_label(name: str) -> Label:
     """The label of a name in `LABELS`; UsageError where there is none that can be used."""
     label = LABELS.load(name)
     if not isinstance(label, Label):

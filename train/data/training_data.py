@@ -13,7 +13,7 @@ from kvp.store import SequenceRecord, TraceReader
 from kvp.store.metadata import store_digest
 from train.config import TrainConfig
 from train.data.compression_points import points_by_kind
-from train.data.labels import label_of
+from train.data.labels import load_label
 from train.recipe import Recipe
 
 
@@ -36,7 +36,7 @@ def open_store(config: TrainConfig, recipe: Recipe) -> TrainingData:
     if config.heads is not None:
         reader = TraceReader(path, heads=slice(heads.start, heads.stop))
     check_store(reader)
-    stored = label_of(recipe.label).stored
+    stored = load_label(recipe.label).stored
     if stored is not None and stored not in reader.plan.labels:
         raise StoreError(
             f"--label {recipe.label}: --traces {path} holds no label {stored}; collect it with "

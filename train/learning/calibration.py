@@ -19,7 +19,7 @@ from torch import Tensor
 from policies.learned import Calibration
 from policies.ranker import HeadRankers
 from train.data.contexts import RankingContext, scores_of
-from train.data.labels import label_of
+from train.data.labels import load_label
 
 Array = NDArray[np.float64]
 
@@ -44,7 +44,7 @@ MINIMUM_SLOPE = 1e-3
 
 def calibration_target(label: str) -> str:
     """What rankers trained on a label are calibrated to (docs/method.md#calibration)."""
-    made = label_of(label)
+    made = load_label(label)
     if made.stored is not None:
         return label
     return "reply_contribution" if made.other_weight < 1 else "contribution"

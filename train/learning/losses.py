@@ -60,7 +60,7 @@ Objective = Callable[[Batch, Recipe], tuple[Tensor, dict[str, float]]]
 """Loss of every head, [A], of which the sum is minimised, and numbers for the log."""
 
 
-def objective_of(name: str) -> Objective:
+def load_objective(name: str) -> Objective:
     """The objective of a name in `OBJECTIVES`; UsageError where there is none that can be used."""
     objective: Objective = OBJECTIVES.load(name)
     if not callable(objective):
@@ -68,7 +68,7 @@ def objective_of(name: str) -> Objective:
     return objective
 
 
-def losses_of(
+def compute_losses(
     objective: Objective, batch: Batch, recipe: Recipe
 ) -> tuple[Tensor, dict[str, float]]:
     """Loss of every head and numbers for the log; UsageError where a user's own objective fails."""
@@ -96,7 +96,7 @@ def mean_of_counted(values: Tensor, counted: Tensor) -> Tensor:
     return values.where(counted, 0.0).sum() / counted.sum().clamp_min(1)
 
 
-def mean_of(loss: Callable[[Tensor, Tensor], Tensor]) -> Objective:
+def make_objective(loss: Callable[[Tensor, Tensor], Tensor]) -> Objective:
     """The objective of a loss of scores and importance, [A, N] each -> [A]: mean over contexts."""
 
     def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
@@ -125,8 +125,8 @@ def squared_error(scores: Tensor, importance: Tensor) -> Tensor:
     return (scores - (importance + FLOOR).log()).square().mean(-1)
 
 
-listwise_objective = shift_invariant(mean_of(cross_entropy))
-regress_objective = mean_of(squared_error)
+listwise_objective = shift_invariant(make_objective(cross_entropy))
+regress_objective = make_objective(squared_error)
 
 
 @shift_invariant

@@ -91,7 +91,7 @@ def rows_of(data: str, name: str) -> Iterator[Row]:
             yield location, row
 
 
-def column(row: Mapping[str, Any], name: str) -> str:
+def read_column(row: Mapping[str, Any], name: str) -> str:
     """The text of a column; RowError where there is none."""
     if name not in row:
         raise RowError(f"has no column {name!r}")
@@ -105,7 +105,7 @@ def answers_of(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
     raise RowError(f"has no {name}")
 
 
-def middle_cut(text: str, keep: int, tokenizer: PreTrainedTokenizerBase) -> str:
+def cut_middle(text: str, keep: int, tokenizer: PreTrainedTokenizerBase) -> str:
     """`text` without its middle: the first and last `keep / 2` tokens (LongBench's truncation)."""
     ids = tokenizer.encode(text, add_special_tokens=False, verbose=False)
     if len(ids) <= keep:
@@ -117,7 +117,7 @@ def middle_cut(text: str, keep: int, tokenizer: PreTrainedTokenizerBase) -> str:
     )
 
 
-def most_tokens(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase) -> int:
+def count_longest(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase) -> int:
     """Tokens of the longest prompt."""
     return max(encode(sample, tokenizer).prompt_length for sample in samples)
 
@@ -125,11 +125,11 @@ def most_tokens(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase) -
 def cut_to_length(
     make: Callable[[int], Sequence[Sample]], length: int, tokenizer: PreTrainedTokenizerBase
 ) -> Sequence[Sample]:
-    """What `make` makes of as many tokens (`middle_cut`) as fit into `length`; RowError if none."""
+    """What `make` makes of as many tokens (`cut_middle`) as fit into `length`; RowError if none."""
     keep = length
     while keep >= 2:
         samples = make(keep)
-        excess = most_tokens(samples, tokenizer) - length
+        excess = count_longest(samples, tokenizer) - length
         if excess <= 0:
             return samples
         keep -= excess

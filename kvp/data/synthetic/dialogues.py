@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 from kvp.data.splits import Split, generated_split
-from kvp.data.synthetic.text import LISTS, draw_number, draw_own, people, town
+from kvp.data.synthetic.text import LISTS, draw_number, draw_own, draw_town, list_people
 from kvp.data.task import Turn
 
 _TALKS = json.loads((files("kvp.data") / "synthetic/dialogues.json").read_text(encoding="utf-8"))
@@ -44,9 +44,9 @@ class _Talk:
         if kind.endswith(" digits"):
             return draw_number(rng, split, int(kind[0]))
         if kind == "name":
-            return rng.choice(people(split))
+            return rng.choice(list_people(split))
         if kind == "town":
-            return town(rng, split)
+            return draw_town(rng, split)
         if kind == "time":
             return draw_own(split, lambda: f"{rng.randrange(6, 23)}:{rng.randrange(0, 60, 5):02d}")
         return str(rng.randint(2, 9)) if kind == "guests" else rng.choice(LISTS[kind])

@@ -146,7 +146,8 @@ def _cast(rng: random.Random, split: str) -> dict[str, str]:
         pal = _pick(rng, women + men)
     pronouns = ("she", "her", "her") if female else ("he", "him", "his")
     fixed = dict(zip(("he", "him", "his"), pronouns, strict=True))
-    fixed |= {"hero": hero, "pal": pal, "town": town(rng, split), "town2": town(rng, split)}
+    fixed |= {"hero": hero, "pal": pal}
+    fixed |= {slot: draw_town(rng, split) for slot in ("town", "town2")}
     lists = _lists()
     for slot in ("tool", "beast", "spot", "job", "job2", "visitor", "build", "material", "colour"):
         word = _pick(rng, lists[slot.rstrip("2")])
@@ -154,12 +155,12 @@ def _cast(rng: random.Random, split: str) -> dict[str, str]:
     return fixed
 
 
-def people(split: str) -> list[str]:
+def list_people(split: str) -> list[str]:
     """Names of people of a split."""
     return [*LEXICON["women"][split], *LEXICON["men"][split]]
 
 
-def town(rng: random.Random, split: str) -> str:
+def draw_town(rng: random.Random, split: str) -> str:
     """The name of a made-up town of `split`."""
     head: str = _pick(rng, LEXICON["town_heads"][split])
     return head + _pick(rng, _lists()["tail"])

@@ -18,9 +18,9 @@ from kvp.data.rows.benchmarks import (
     Parsed,
     answers_of,
     benchmark_source,
-    column,
+    cut_middle,
     cut_to_length,
-    middle_cut,
+    read_column,
 )
 from kvp.data.rows.values import RowError
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample
@@ -67,7 +67,7 @@ class LongBenchTask(ScoredByMetric):
             whole = self._whole_sample(row, settings)
 
             def make(keep: int) -> Sequence[Sample]:
-                text = middle_cut(whole.text, keep, tokenizer)
+                text = cut_middle(whole.text, keep, tokenizer)
                 if not text.endswith(whole.question):
                     raise RowError(
                         f"has a question that half of --length {settings.length} is too short for"
@@ -83,11 +83,11 @@ class LongBenchTask(ScoredByMetric):
         published = DATA_SETS[self.dataset]
         before, _, after = published.prompt.partition("{context}")
         if "{input}" in after:
-            after = after.replace("{input}", column(row, "input"))
+            after = after.replace("{input}", read_column(row, "input"))
         classes = row.get("all_classes") or []
         if published.metric == "classification" and not classes:
             raise RowError("has no all_classes")
-        context, answers = before + column(row, "context"), answers_of(row, "answers")
+        context, answers = before + read_column(row, "context"), answers_of(row, "answers")
         return replace(
             blank_sample(settings, self.name, ""),
             context=context,

@@ -18,7 +18,7 @@ from kvp.data.encode import encode, find_largest
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import read_text
 from kvp.data.splits import Split, generated_split
-from kvp.data.synthetic.text import LISTS, SampleInputs, town
+from kvp.data.synthetic.text import LISTS, SampleInputs, draw_town
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample
 from kvp.errors import UsageError
 
@@ -35,7 +35,7 @@ _SENTENCE_ENDS = (".", "!", "?", '."', '!"', '?"')
 
 def draw_needle(rng: random.Random, split: Split) -> tuple[str, str, str]:
     """A sentence that says what is best done in a town, a question for it, and the answer."""
-    place = town(rng, split)
+    place = draw_town(rng, split)
     food, spot, tool, colour = (
         rng.choice(LISTS[kind]) for kind in ("food", "spot", "tool", "colour")
     )

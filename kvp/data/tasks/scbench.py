@@ -25,10 +25,10 @@ from kvp.data.rows.benchmarks import (
     Parsed,
     answers_of,
     benchmark_source,
-    column,
+    count_longest,
+    cut_middle,
     cut_to_length,
-    middle_cut,
-    most_tokens,
+    read_column,
 )
 from kvp.data.rows.values import RowError
 from kvp.data.splits import generated_split
@@ -39,7 +39,7 @@ from kvp.data.synthetic.text import (
     draw_number,
     draw_uuid,
     keep_drawn,
-    people,
+    list_people,
 )
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample, context_name
 
@@ -104,7 +104,7 @@ class ScbenchTask(ScoredByMetric):
             context, turns = _parse_row(row, PUBLISHED[self.name])
 
             def make(keep: int) -> Sequence[Sample]:
-                return self._samples((middle_cut(context, keep, tokenizer), turns), settings)
+                return self._samples((cut_middle(context, keep, tokenizer), turns), settings)
 
             return context, lambda: cut_to_length(make, settings.length, tokenizer)
 
@@ -121,7 +121,7 @@ class ScbenchTask(ScoredByMetric):
             maker = CONTEXTS[self.name](inputs)
             return find_largest(
                 lambda amount: self._samples(maker(amount), settings),
-                lambda samples: most_tokens(samples, tokenizer),
+                lambda samples: count_longest(samples, tokenizer),
                 limit=settings.length, smallest=0, what=self.name,
             )  # fmt: skip
 
@@ -167,7 +167,7 @@ class ScbenchTask(ScoredByMetric):
 
 def _parse_row(row: Mapping[str, Any], published: PublishedTask) -> SharedContext:
     """A row of SCBench: `context` (or `input`), and `multi_turns` with `input` and `answer`."""
-    context = column(row, "context" if "context" in row else "input")
+    context = read_column(row, "context" if "context" in row else "input")
     turns = row.get("multi_turns")
     if not isinstance(turns, list) or not turns:
         raise RowError("has no multi_turns")
@@ -181,7 +181,7 @@ def _parse_row(row: Mapping[str, Any], published: PublishedTask) -> SharedContex
 
 
 def _turn(turn: Mapping[str, Any], published: PublishedTask) -> AskedQuestion:
-    text, answers = column(turn, "input"), answers_of(turn, "answer")
+    text, answers = read_column(turn, "input"), answers_of(turn, "answer")
     if published.metric == "first_number" and not all(map(_REAL.fullmatch, answers)):
         raise RowError(f"has the answer {answers[0]!r:.40}, which is no number")
     if not published.options:
@@ -305,7 +305,7 @@ def many_shot(inputs: SampleInputs) -> ContextMaker:
     words = [list(LISTS[topic]) for topic in topics]
     for every in words:
         rng.shuffle(every)
-    names = people(inputs.split)
+    names = list_people(inputs.split)
 
     def sentence(rng: random.Random, word: str) -> str:
         return f"Sentence: {rng.choice(names)} {rng.choice(_VERBS)} the {word}.\nClass:"

@@ -158,7 +158,7 @@ def test_no_layer_keeps_more_than_the_prompts_have():
 def test_held_out_prompts_are_others(model_folder):
     _, tokenizer = load_model(str(model_folder))
     config = EvolveConfig(out="unused", tasks="niah_single_1,niah_single_2", length=300)
-    searched, held_out = eval.evolve.run.load_prompts(
+    searched, held_out = eval.evolve.run.split_prompts(
         TaskSettings.of(config, count=1, seed=config.seed), tokenizer, searched=3, compared=5
     )
     tasks = [prompt.task for prompt in searched]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvp.data.splits import SPLITS, split_of
 from kvp.data.synthetic.dialogues import _Talk, dialogue
-from kvp.data.synthetic.text import LEXICON, people, prose
+from kvp.data.synthetic.text import LEXICON, list_people, prose
 
 ONE_OF = st.sampled_from(SPLITS)
 
@@ -36,7 +36,7 @@ def test_names_and_towns_belong_to_one_split():
     for kind in ("women", "men", "town_heads"):
         entries = [entry for split in SPLITS for entry in LEXICON[kind][split]]
         assert len(entries) == len(set(entries))
-    names = [name for split in SPLITS for name in people(split)]
+    names = [name for split in SPLITS for name in list_people(split)]
     assert len(names) == len(set(names))
 
 

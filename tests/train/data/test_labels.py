@@ -10,7 +10,7 @@ from kvp.ops.future_attention import max_future_attention
 from kvp.store import TraceReader
 from train.data.compression_points import CompressionPoint, held_out_points
 from train.data.contexts import ContextSource
-from train.data.labels import LABELS, Label, label_of, reply_windows
+from train.data.labels import LABELS, Label, load_label, reply_windows
 from train.recipe import FOURIER
 
 
@@ -23,7 +23,7 @@ OWN = Label(from_queries=last_query)
 
 
 def test_every_label_of_the_registry_is_one():
-    assert all(isinstance(label_of(name), Label) for name in LABELS.builtin)
+    assert all(isinstance(load_label(name), Label) for name in LABELS.builtin)
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,9 @@ def test_contexts_carry_the_importance_of_their_label(label, expected, store, mo
 
 def test_what_is_no_label_is_refused():
     with pytest.raises(UsageError, match="is not a train"):
-        label_of("json:dumps")
+        load_label("json:dumps")
     with pytest.raises(UsageError, match="--label no"):
-        label_of("no.such.module:X")
+        load_label("no.such.module:X")
     with pytest.raises(ValueError, match="did you mean max_future_attention"):
         replace(FOURIER, label="max_future_atention")
 
@@ -63,7 +63,7 @@ def test_reply_windows_are_the_queries_that_write():
 def test_queries_that_write_a_reply_count_in_full(store):
     trace = TraceReader(store).trace(1)
     queries = torch.randn(trace.queries.shape, generator=torch.Generator().manual_seed(0))
-    label = label_of("max_reply_attention")
+    label = load_label("max_reply_attention")
     spans = ((70, 75), (84, 90))
     importance = label.importance_of(queries, trace.keys, 60, 96, spans)
     everything = max_future_attention(queries, trace.keys, 60, 96)

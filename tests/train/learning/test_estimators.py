@@ -11,8 +11,8 @@ import torch
 from kvp.reward import ratio_reward, reward_rankings, skill_reward
 from train.learning.losses import (
     Batch,
+    load_objective,
     normalise,
-    objective_of,
     policy_loss,
     sample_rankings,
     within_context,
@@ -111,7 +111,7 @@ def test_a_lone_episode_has_nobody_to_compare_with():
 @pytest.mark.parametrize("reward", ["skill", "ratio"])
 def test_exact_loss_is_minus_the_mean_reward(reward):
     batch = copied(1)
-    losses, metrics = objective_of("exact")(batch, recipe_of(objective="exact", reward=reward))
+    losses, metrics = load_objective("exact")(batch, recipe_of(objective="exact", reward=reward))
     means, expected = exact_rewards_and_gradients(reward)
     torch.testing.assert_close(-losses, torch.stack(means).mean(0))
     assert metrics["train/reward"] == pytest.approx(-losses.item())

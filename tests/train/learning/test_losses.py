@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from train.learning.losses import Batch, objective_of
+from train.learning.losses import Batch, load_objective
 from train.recipe import OBJECTIVES, PRESETS
 
 SAMPLED = ("rloo", "rloo_batch")
@@ -51,7 +51,7 @@ def batch_of(scores, importances, counted, **others):
 def losses_and_gradients(batch, recipe):
     """Losses [A] and the gradient of their sum with respect to the scores of every context."""
     scores = [score.detach().clone().requires_grad_() for score in batch.scores]
-    losses, _ = objective_of(recipe.objective)(replace(batch, scores=scores), recipe)
+    losses, _ = load_objective(recipe.objective)(replace(batch, scores=scores), recipe)
     return losses.detach(), list(torch.autograd.grad(losses.sum(), scores))
 
 
@@ -66,7 +66,7 @@ def test_gradients_agree_with_finite_differences(recipe):
     inputs = [score.requires_grad_() for score in scores]
 
     def losses(*given):
-        return objective_of(recipe.objective)(batch_of(given, importances, counted), recipe)[0]
+        return load_objective(recipe.objective)(batch_of(given, importances, counted), recipe)[0]
 
     assert torch.autograd.gradcheck(losses, inputs)
 
@@ -119,7 +119,7 @@ def test_shifted_scores_are_the_same_ranker(recipe):
     shifted = replace(batch, scores=[score + 2.5 for score in scores])
     losses, gradients = losses_and_gradients(batch, recipe)
     losses_shifted, gradients_shifted = losses_and_gradients(shifted, recipe)
-    if not hasattr(objective_of(recipe.objective), "shift_invariant"):
+    if not hasattr(load_objective(recipe.objective), "shift_invariant"):
         assert not torch.allclose(losses_shifted, losses)  # regression fits the values themselves
         return
     torch.testing.assert_close(losses_shifted, losses)

@@ -11,8 +11,8 @@ from train.learning.losses import (
     FLOOR,
     Batch,
     cross_entropy,
+    load_objective,
     normalise,
-    objective_of,
     policy_loss,
     squared_error,
     within_context,
@@ -84,7 +84,7 @@ def test_objectives_average_over_the_contexts_a_head_learns_from(name):
     loss = {"listwise": cross_entropy, "regress": squared_error}[name]
     first, second = draw(2, 5), draw(2, 8, seed=1)
     batch = batch_with(first, second, counted=[[True, True], [False, True]])
-    losses, _ = objective_of(name)(batch, PRESETS["fourier"])
+    losses, _ = load_objective(name)(batch, PRESETS["fourier"])
     one, two = loss(*first), loss(*second)
     torch.testing.assert_close(losses, torch.stack([one[0], (one[1] + two[1]) / 2]))
 
@@ -97,6 +97,6 @@ def test_a_context_of_equal_rewards_teaches_only_against_other_contexts(name):
     batch = batch_with(
         (flat, torch.ones(1, 6)), (scores.float(), importance.float()), counted=[[True], [True]]
     )
-    losses, _ = objective_of(name)(batch, replace(PRESETS["paper"], reward="ratio"))
+    losses, _ = load_objective(name)(batch, replace(PRESETS["paper"], reward="ratio"))
     (gradient,) = torch.autograd.grad(losses.sum(), flat)
     assert bool(gradient.abs().max() < 1e-6) == (name == "rloo")
