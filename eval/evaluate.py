@@ -27,7 +27,7 @@ from kvp.hf import EvictingCache, Prefill, observe, prefill
 from kvp.hf.decoding import decode_greedily, end_tokens, next_logits
 from kvp.hf.shrink import all_tokens, choose, gather
 from kvp.ops.future_attention import future_attention
-from kvp.plugins import own_errors
+from kvp.plugins import user_errors
 from kvp.ranking import EMPTY_SLOT
 from kvp.scoring import ALL_QUERIES, Needs
 
@@ -88,7 +88,7 @@ class Prompt:
     def score(self, prediction: str) -> float:
         """The task's score of a prediction, 0 to 1; UsageError where a user's own task fails."""
         what = f"--tasks {self.requested_as}: its score"
-        with own_errors(self.scored_by, what):
+        with user_errors(self.scored_by, what):
             score = self.scored_by(self.sample, prediction)
         if not isinstance(score, Real) or not 0 <= score <= 1:
             raise UsageError(f"{what} must be a number from 0 to 1, got {score!r:.60}")

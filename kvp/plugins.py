@@ -114,7 +114,7 @@ def require(what: str, extra: str, *packages: str, error: type[KvpError] = Usage
 
 
 @contextmanager
-def own_errors(code: object, what: str, hint: str = "") -> Iterator[None]:
+def user_errors(code: object, what: str, hint: str = "") -> Iterator[None]:
     """Around a call of `code`, a component: where it is a user's own, its errors become one line.
 
     The line begins with `what` and ends with the place of the error, and with a `hint` where an

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kvp.budgets import Budget
 from kvp.errors import UsageError
-from kvp.plugins import own_errors
+from kvp.plugins import user_errors
 
 POOLS = ("logsumexp", "mean", "max")
 """How `pooled_scores` makes one score of those of all heads."""
@@ -162,7 +162,7 @@ def allocated_counts(allocator: Allocator, request: Request) -> Tensor:
     total without saying so (`Allocator.allocate`), and when a user's own allocator fails.
     """
     layers, heads, tokens = request.scores.shape
-    with own_errors(allocator, f"allocator {allocator.name}"):
+    with user_errors(allocator, f"allocator {allocator.name}"):
         counts = allocator.allocate(request)
         if counts.shape != (layers, heads) or counts.dtype != torch.int64:
             raise UsageError(
@@ -333,7 +333,7 @@ class Selection:
             return self
         name = allocator.name
         if name not in self._shared:
-            with own_errors(allocator, f"allocator {name}"):
+            with user_errors(allocator, f"allocator {name}"):
                 scores = allocator.pooled(self._raised)
                 if scores.shape != self._scores.shape:
                     raise UsageError(
@@ -351,7 +351,7 @@ class Selection:
         if allocator is None:
             return torch.full(heads, min(budget, tokens), device=self._scores.device)
         by = self._pool_by(allocator)
-        with own_errors(by._sizes, "method's sizes"):
+        with user_errors(by._sizes, "method's sizes"):
             sizes = None if by._sizes is None else by._sizes(by._raised)
         request = Request(
             scores=by._raised,

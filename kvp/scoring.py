@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
-from kvp.plugins import own_errors
+from kvp.plugins import user_errors
 from kvp.rope import Rope
 
 ALL_QUERIES = -1
@@ -206,7 +206,7 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
         if index % size:
             scores.append(scores[-1])
             continue
-        with own_errors(scorer, f"method {scorer.name}", _NOT_ASKED_FOR):
+        with user_errors(scorer, f"method {scorer.name}", _NOT_ASKED_FOR):
             before = _versions(view)
             scored, shape = scorer.score(view), view.keys.shape[:3]
             if scored.shape != shape:

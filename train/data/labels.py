@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvp.errors import UsageError
 from kvp.ops.future_attention import future_attention, max_future_attention
-from kvp.plugins import own_errors
+from kvp.plugins import user_errors
 from train.recipe import LABELS
 
 EVALUATED = "future_attention"
@@ -62,7 +62,7 @@ class Label:
                 weights[first:last] = 1.0
             given.append(weights)
         what = f"label {getattr(self.from_queries, '__name__', self.from_queries)}"
-        with own_errors(self.from_queries, what):
+        with user_errors(self.from_queries, what):
             importance = self.from_queries(*given)
         if (shape := (*keys.shape[:2], prefix_length)) != tuple(importance.shape):
             raise UsageError(f"{what} returned {tuple(importance.shape)}, expected {shape}")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
-from kvp.plugins import own_errors
+from kvp.plugins import user_errors
 from kvp.reward import (
     expected_cost,
     gumbel_sort,
@@ -73,7 +73,7 @@ def compute_losses(
 ) -> tuple[Tensor, dict[str, float]]:
     """Loss of every head and numbers for the log; UsageError where a user's own objective fails."""
     what = f"--objective {recipe.objective}"
-    with own_errors(objective, what):
+    with user_errors(objective, what):
         losses, logged = objective(batch, recipe)
         heads = batch.counted.shape[1]
         if losses.ndim != 1 or len(losses) != heads:

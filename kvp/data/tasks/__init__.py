@@ -19,7 +19,7 @@ from kvp.data.tasks.ruler import RULER_13, RULER_TASKS, RulerTask
 from kvp.data.tasks.ruler_qa import FLAGS, RulerQaTask
 from kvp.data.tasks.scbench import CONTEXTS, PUBLISHED, ScbenchTask
 from kvp.errors import UsageError, name_meant
-from kvp.plugins import import_object, instance_of, is_object_name, own_errors
+from kvp.plugins import import_object, instance_of, is_object_name, user_errors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -99,7 +99,7 @@ def build_samples(
     task = find_task(name)
     if is_built_in(task):
         return task.build(settings, tokenizer)
-    with own_errors(task, f"--tasks {name}: its build"):
+    with user_errors(task, f"--tasks {name}: its build"):
         built = task.build(settings, tokenizer)
         samples = list(islice(iter(built), settings.count))
         for sample in samples:

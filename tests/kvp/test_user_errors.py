@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvp.errors import UsageError
-from kvp.plugins import own_errors
+from kvp.plugins import user_errors
 from kvp.reward import ideal_cost
 from train.data.labels import Label
 from train.learning.losses import Batch, compute_losses
@@ -18,16 +18,16 @@ def fails():
 def test_own_code_is_named_and_that_of_kvp_keeps_its_error():
     with (
         pytest.raises(
-            UsageError, match=r"thing failed \(KeyError: 'oops'; test_own_errors.py line"
+            UsageError, match=r"thing failed \(KeyError: 'oops'; test_user_errors.py line"
         ),
-        own_errors(fails, "thing"),
+        user_errors(fails, "thing"),
     ):
         fails()
-    with pytest.raises(KeyError), own_errors(ideal_cost, "thing"):
+    with pytest.raises(KeyError), user_errors(ideal_cost, "thing"):
         fails()
-    with pytest.raises(UsageError, match=r"failed .SystemExit: 3"), own_errors(fails, "thing"):
+    with pytest.raises(UsageError, match=r"failed .SystemExit: 3"), user_errors(fails, "thing"):
         raise SystemExit(3)
-    with pytest.raises(KeyboardInterrupt), own_errors(fails, "thing"):
+    with pytest.raises(KeyboardInterrupt), user_errors(fails, "thing"):
         raise KeyboardInterrupt
 
 
