@@ -163,7 +163,7 @@ def _refuse_namesakes(methods: Iterable[Method]) -> None:
             if named.setdefault((isinstance(made, Allocator), made.name), written) != written:
                 raise UsageError(
                     f"--methods: {written.text} and another are both called {made.name!r}: give "
-                    "each a name; bases that put options into it are policies.base.Heuristic "
+                    "each a name; bases that put options into it are policies.base.BaseScorer "
                     "and BaseAllocator"
                 )
 

@@ -114,7 +114,7 @@ def option_names(kind: type[Options]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heuristic(Options):
+class BaseScorer(Options):
     """A method that scores tokens; it adds its options and `score`."""
 
     null: ClassVar[bool] = False

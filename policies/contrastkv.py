@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import Needs, Noise, Reconstruction, View
-from policies.base import Grid, Heuristic, Limits, Presets
+from policies.base import BaseScorer, Grid, Limits, Presets
 
 _MINIMUM_TOKENS = 20
 _CONTEXT_SHARE = 0.1  # appendix A.1
@@ -22,7 +22,7 @@ _ONE = 0x3F800000  # the bits of 1.0 in float32
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContrastKV(Heuristic):
+class ContrastKV(BaseScorer):
     """Keep what repeating the context attends to, corrected by noise."""
 
     beta: float = 0.1

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import Needs, View
-from policies.base import FORCED, Heuristic, keyed_generator
+from policies.base import FORCED, BaseScorer, keyed_generator
 
 
 @dataclass(frozen=True, kw_only=True)
-class Random(Heuristic):
+class Random(BaseScorer):
     """Keep random tokens, seeded."""
 
     seed: int = 0
@@ -69,7 +69,7 @@ class RandomPinned(Random):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ring(Heuristic):
+class Ring(BaseScorer):
     """Keep the most recent tokens."""
 
     method: ClassVar[str] = "ring"
@@ -83,7 +83,7 @@ class Ring(Heuristic):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Oracle(Heuristic):
+class Oracle(BaseScorer):
     """Keep what the future will attend to (hindsight, an upper bound)."""
 
     method: ClassVar[str] = "oracle"

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import ALL_QUERIES, Needs, View
-from policies.base import Grid, Heuristic, Limits, Presets
+from policies.base import BaseScorer, Grid, Limits, Presets
 from policies.queries import mean_future_rotation, query_moments
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpectedAttention(Heuristic):
+class ExpectedAttention(BaseScorer):
     """Keep what queries like the past ones would attend to."""
 
     future: int = 512

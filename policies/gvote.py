@@ -19,14 +19,14 @@ from kvp.ops.attention import group_products, recent_attention
 from kvp.ranking import rank_tokens
 from kvp.rope import Rope
 from kvp.scoring import ALL_QUERIES, Needs, View
-from policies.base import Grid, Heuristic, Limits, Presets, keyed_generator
+from policies.base import BaseScorer, Grid, Limits, Presets, keyed_generator
 from policies.queries import mean_future_rotation, query_moments
 
 _LARGEST_FRACTION = 1 - 2**-10
 
 
 @dataclass(frozen=True, kw_only=True)
-class GVote(Heuristic):
+class GVote(BaseScorer):
     """Keep what guessed future queries vote for; sizes the cache itself."""
 
     p_nuc: float = 0.95

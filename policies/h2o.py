@@ -18,11 +18,11 @@ from kvp.errors import UsageError
 from kvp.ops.attention import column_sums, recent_attention
 from kvp.ranking import rank_tokens
 from kvp.scoring import ALL_QUERIES, Needs, View
-from policies.base import Grid, Heuristic, Limits, Presets
+from policies.base import BaseScorer, Grid, Limits, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
-class H2O(Heuristic):
+class H2O(BaseScorer):
     """Keep tokens that received most attention so far, and recent ones."""
 
     normalize: str = "none"

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvp.scoring import View
-from policies.base import Heuristic, Presets
+from policies.base import BaseScorer, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyDiff(Heuristic):
+class KeyDiff(BaseScorer):
     """Keep keys unlike the average key."""
 
     method: ClassVar[str] = "keydiff"

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import View
-from policies.base import Heuristic, Presets
+from policies.base import BaseScorer, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
-class KNorm(Heuristic):
+class KNorm(BaseScorer):
     """Keep keys of low norm."""
 
     method: ClassVar[str] = "knorm"

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import Needs, Reconstruction, View
-from policies.base import Grid, Heuristic, Limits, Presets
+from policies.base import BaseScorer, Grid, Limits, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
-class KVzip(Heuristic):
+class KVzip(BaseScorer):
     """Keep what repeating the context attends to."""
 
     chunk: int = 2048

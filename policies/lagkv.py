@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import Needs, View
-from policies.base import AUTO, Grid, Heuristic, Limits, Presets
+from policies.base import AUTO, BaseScorer, Grid, Limits, Presets
 
 _SMALLEST_RANGE = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class LagKV(Heuristic):
+class LagKV(BaseScorer):
     """Keep tokens that vary most against the following partition."""
 
     n_sink: int = 4

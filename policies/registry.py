@@ -33,7 +33,7 @@ from policies.allocators.self_sized import SelfSized
 from policies.allocators.shared import Shared
 from policies.allocators.uniform import Uniform
 from policies.allocators.windowkv import WindowKVAllocator
-from policies.base import BaseAllocator, Heuristic, Value
+from policies.base import BaseAllocator, BaseScorer, Value
 from policies.contrastkv import ContrastKV
 from policies.controls import Oracle, Random, RandomPerLayer, RandomPinned, Ring
 from policies.expected_attention import ExpectedAttention
@@ -229,7 +229,7 @@ def make_method(
     return ScorerAndAllocator(scorer, made)
 
 
-SCORERS: Mapping[str, type[Heuristic]] = {
+SCORERS: Mapping[str, type[BaseScorer]] = {
     kind.method: kind
     for kind in (
         Random, RandomPinned, RandomPerLayer, Ring, StreamingLLM, KNorm, KeyDiff, LagKV, SnapKV,

@@ -16,13 +16,13 @@ from torch import Tensor
 from kvp.errors import UsageError
 from kvp.ops.attention import recent_attention
 from kvp.scoring import Needs, View
-from policies.base import AUTO, FORCED, Grid, Heuristic, Limits, Presets
+from policies.base import AUTO, FORCED, BaseScorer, Grid, Limits, Presets
 
 _LARGEST_AUTO_WINDOW = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class SnapKV(Heuristic):
+class SnapKV(BaseScorer):
     """Keep what the last window of queries attends to, and the window."""
 
     window: int | str = AUTO

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from kvp.scoring import Needs, View
-from policies.base import Grid, Heuristic, Presets
+from policies.base import BaseScorer, Grid, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamingLLM(Heuristic):
+class StreamingLLM(BaseScorer):
     """Keep first tokens and the most recent ones."""
 
     n_sink: int = 4

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from kvp.ops.attention import recent_attention
 from kvp.scoring import Needs, View
-from policies.base import FORCED, Grid, Heuristic, Presets
+from policies.base import FORCED, BaseScorer, Grid, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
-class TOVA(Heuristic):
+class TOVA(BaseScorer):
     """Keep what the last token attends to, same for all heads of a layer."""
 
     per_kv_head: bool = False

@@ -18,7 +18,7 @@ from torch import Tensor
 from kvp.ops.attention import recent_attention
 from kvp.ranking import rank_tokens
 from kvp.scoring import AUTO_GROUP, Needs, View
-from policies.base import AUTO, Grid, Heuristic, Limits, Presets
+from policies.base import AUTO, BaseScorer, Grid, Limits, Presets
 
 QA = "qa"
 """Information localisation: a few passages of the context hold the answer."""
@@ -43,7 +43,7 @@ SETTINGS: Mapping[str, Mapping[str, WindowSizes]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowKV(Heuristic):
+class WindowKV(BaseScorer):
     """Keep windows the last tokens attend to, per group of layers."""
 
     task: str = QA

@@ -123,7 +123,7 @@ class Plain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Derived(Heuristic):
+class Derived(BaseScorer):
     step: int = 1
     method: ClassVar[str] = "derived"
 """
@@ -132,7 +132,7 @@ class Derived(Heuristic):
 def test_options_of_a_users_own_are_told_apart_or_refused(tmp_path, monkeypatch):
     imports = (
         "from dataclasses import dataclass\nfrom typing import ClassVar\n"
-        "from kvp.scoring import Needs\nfrom policies.registry import Heuristic\n"
+        "from kvp.scoring import Needs\nfrom policies.registry import BaseScorer\n"
     )
     (tmp_path / "own_options.py").write_text(imports + OWN_WITH_OPTIONS)
     monkeypatch.chdir(tmp_path)
@@ -142,7 +142,7 @@ def test_options_of_a_users_own_are_told_apart_or_refused(tmp_path, monkeypatch)
 
     assert labels("@Derived,@Derived(step=2),@Derived(step=1)") == ["derived", "derived(step=2)"]
     assert labels("@Plain,@Plain+ada") == ["plain", "plain+ada"]
-    with pytest.raises(UsageError, match=r"both called 'plain'.*Heuristic"):
+    with pytest.raises(UsageError, match=r"both called 'plain'.*BaseScorer"):
         labels("@Plain,@Plain(step=2)")
 
 
