@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvp.errors import KvpError, UsageError
+from kvp.names import ALLOCATOR_NAMES
 from kvp.ranking import UNPROTECTED
 from kvp.scoring import ALL_QUERIES, AUTO_GROUP, Needs, Noise, Reconstruction
 from policies import make_allocator, make_method, make_scorer, split_method
@@ -82,8 +83,8 @@ def test_options_override_presets():
         ("snapkv+", "allocator '' is not of the form"),
         ("+ada", "method '' is not of the form"),
         ("snapkv+ada+global", "allocator 'ada+global' is not of the form"),
-        ("snapkv+snapkv", "unknown allocator 'snapkv': choose from uniform, pyramid, ada, global, "
-                          "windowkv, shared, self_sized, evolved"),
+        ("snapkv+snapkv",
+         f"unknown allocator 'snapkv': choose from {', '.join(ALLOCATOR_NAMES)}"),
         ("knorm+uniform(a=1)", "uniform has no option 'a': its options are whole"),
         ("knorm+ada(safeguard=1.5)", "ada: safeguard must be a number from 0 to 1, got 1.5"),
         ("knorm+windowkv(group=0)", "windowkv: group must be an integer >= 1 or auto, got 0"),
