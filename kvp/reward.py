@@ -22,8 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-RATIO_FLOOR = -200.0
-
 
 def log_prob(scores: Tensor, ranking: Tensor) -> Tensor:
     """Log-probability of rankings: sum_i [s_{σ_i} - logsumexp_{j>=i} s_{σ_j}] (equation 2), O(N).
@@ -119,7 +117,7 @@ def reward_rankings(
     reward: Callable[[Tensor, Tensor], Tensor], importance: Tensor, ranking: Tensor
 ) -> Tensor:
     """`reward` of rankings, at least -200, which only ratios reach; as `all_budgets_cost`."""
-    return reward(importance, all_budgets_cost(importance, ranking)).clamp(min=RATIO_FLOOR)
+    return reward(importance, all_budgets_cost(importance, ranking)).clamp(min=-200.0)
 
 
 def rloo_advantages(rewards: Tensor) -> Tensor:

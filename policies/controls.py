@@ -63,9 +63,7 @@ class RandomPinned(Random):
         scores = super().score(view)
         tokens = scores.shape[-1]
         scores[..., tokens - min(view.question, tokens) :] = FORCED
-        if view.prompt:
-            scores = scores.masked_fill(view.head_positions < view.prompt, FORCED)
-        return scores
+        return scores.masked_fill(view.head_positions < view.prompt, FORCED)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -243,10 +243,8 @@ NULLS = tuple(name for name, kind in SCORERS.items() if kind.null)
 
 ALLOCATORS: Mapping[str, type[BaseAllocator]] = {
     kind.method: kind
-    for kind in (
-        Uniform, Pyramid, Ada, Global, WindowKVAllocator, Shared, SelfSized, Evolved,
-    )
-}  # fmt: skip
+    for kind in (Uniform, Pyramid, Ada, Global, WindowKVAllocator, Shared, SelfSized, Evolved)
+}
 
 FROM_OUTSIDE: Mapping[str, Builder] = {KVZAP: kvzap_scorer}
 """Methods whose weights or code do not come with kvp, written `NAME:WHAT`, by name."""

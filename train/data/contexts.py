@@ -93,12 +93,11 @@ def score_together(
 
 
 class _Labelled(NamedTuple):
-    """The label of a point, and what rankers that read queries need besides."""
-
     importance: Tensor
-    """[A, N] float32."""
+    """[A, N] float32 label of a point."""
     queries: Tensor | None
-    """[L, H, G, W, D], the last ones, a sixth of the features of 1,024 tokens made of them."""
+    """Its last ones, [L, H, G, W, D], where rankers read them; a sixth of the features of 1,024
+    tokens that are made of them."""
 
 
 class ContextSource:

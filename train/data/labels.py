@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -16,8 +16,6 @@ from train.recipe import LABELS
 
 EVALUATED = "future_attention"
 """Label that every policy is evaluated on, whatever it was trained on."""
-OTHER_WEIGHT = 0.2
-"""Weight of queries that write no reply in `max_reply_attention`; those that do have 1."""
 
 FromQueries = Callable[..., Tensor]
 """(queries [L, H, G, T, D], keys [L, H, T, D], prefix_length N, stop, weights) -> importance
@@ -109,13 +107,11 @@ MAX_FUTURE_ATTENTION = Label(from_queries=max_future_attention)
 """The most that any single future query pays to a token: one that a query depends on is more
 important than one that many attend to a little (docs/decisions.md#default-label)."""
 
-MAX_REPLY_ATTENTION = Label(from_queries=max_future_attention, other_weight=OTHER_WEIGHT)
+MAX_REPLY_ATTENTION = Label(from_queries=max_future_attention, other_weight=0.2)
 """Largest attention of the queries that write a reply, and a fifth of that of all others, such as
 the question's (docs/decisions.md#default-label)."""
 
-REPLY_AND_KVZIP = Label(
-    from_queries=max_future_attention, stored="kvzip", other_weight=OTHER_WEIGHT
-)
+REPLY_AND_KVZIP = replace(MAX_REPLY_ATTENTION, stored="kvzip")
 """`MAX_REPLY_ATTENTION` and KVzip's scores, half of the importance each."""
 
 KVZIP, KVZIP_PLUS = Label(stored="kvzip"), Label(stored="kvzip_plus")
