@@ -13,11 +13,11 @@ from typing import Any
 from eval.report import tables
 from eval.results.comparison import compare_all
 from eval.results.folder import commands, describe_measure, load_results, unfinished_work
-from eval.results.names import UNIFORM
 from eval.results.records import group_by, value_of
 from kvp.artifacts.manifest import sha256_file, shown_text
 from kvp.errors import PolicyError, UsageError
 from kvp.hub import HubName
+from kvp.names import UNIFORM
 from policies.policy_files import PolicyMeta, Shard, load_shard
 from policies.sources import INDEX
 

@@ -18,7 +18,7 @@ from kvp.budgets import Budget, parse_budget, parse_budgets
 from kvp.data.metrics import METRIC_NAMES
 from kvp.engines import LLAMA_CPP, VLLM
 from kvp.errors import UsageError
-from kvp.names import KVZAP, LEARNED, split_list
+from kvp.names import KVZAP, LEARNED, UNIFORM, split_list
 from kvp.program.settings import (
     Bounds,
     DataConfig,
@@ -176,7 +176,7 @@ class EvalConfig(
     `name(option=value)`, or one of your own as `package.module:Class`; `kvp list` prints
     them. `nulls` means all that score nothing: what the others have to beat; `tuned:FILE` what
     kvp tune chose. From Python also a list that may hold scorer objects."""
-    allocators: str = "uniform"
+    allocators: str = UNIFORM
     """Allocators, comma separated, for every method that names none."""
     budgets: str = "6%,9%,12.5%,19%,25%,37.5%,50%"
     """Tokens kept per KV head on average, comma separated, protected ones included; `%` is of the

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eval.results.names import SELF_SIZED, UNIFORM
+from eval.results.names import SELF_SIZED
 from eval.results.records import SETTING_FIELDS, Key, key_of
 from eval.results.settings import MethodSetting
 from eval.results.tuned_settings import TunedSettings, load_settings
@@ -17,7 +17,7 @@ from kvp.artifacts.manifest import sha256_file
 from kvp.budgets import Budget
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry, check_geometry
-from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED
+from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED, UNIFORM
 from kvp.program.settings import ProtectionConfig
 from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
 from kvp.scoring import Scorer

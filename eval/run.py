@@ -34,7 +34,7 @@ from eval.results.folder import (
     unfinished_work,
     write_manifest,
 )
-from eval.results.frame import ResultsFrame, summary
+from eval.results.frame import ResultsFrame, closing_text
 from eval.results.names import MANIFEST, ROWS, TIMING
 from eval.results.records import (
     PARTS,
@@ -99,7 +99,7 @@ def run(
     if results is None:
         return []
     if printed:
-        print(summary(compare_all(results), shutil.get_terminal_size((100, 20)).columns))
+        print(closing_text(compare_all(results), shutil.get_terminal_size((100, 20)).columns))
     if not temporary:
         say(f"results are in {config.out}; to look at them: kvp report {config.out}")
     return list(results.records)

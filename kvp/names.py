@@ -27,6 +27,8 @@ ALLOCATOR_NAMES = (
     "uniform", "pyramid", "ada", "global", "windowkv", "shared", "self_sized", "evolved",
 )  # fmt: skip
 """Built-in allocators, the names of `policies.registry.ALLOCATORS`."""
+UNIFORM = "uniform"
+"""The allocator that keeps equally many tokens in every head."""
 KVZAP, LEARNED, FULL, ALL_NULLS, TUNED = OTHER_METHODS = ("kvzap", "kvp", "full", "nulls", "tuned")
 """Names before a colon or alone that mean no scorer of `SCORER_NAMES`: published networks, the
 policies of `--policies`, no eviction, all scorers that score nothing, and a file of kvp tune."""

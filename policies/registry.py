@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kvp.errors import UsageError
-from kvp.names import KVZAP, split_method, split_specification, unknown_name
+from kvp.names import KVZAP, UNIFORM, split_method, split_specification, unknown_name
 from kvp.plugins import import_object, instance_of, is_object_name, module_exists
 from kvp.ranking import Allocator
 from kvp.scoring import ALL_QUERIES, Needs, Scorer, SelfSizing, as_scorer
@@ -220,7 +220,7 @@ def make_method(
     of a scorer that has none.
     """
     left, allocator = both_sides(spec, allocator)
-    scorer, made = make_scorer(left), make_allocator("uniform" if allocator is None else allocator)
+    scorer, made = make_scorer(left), make_allocator(UNIFORM if allocator is None else allocator)
     if sizes_itself(made) and not isinstance(scorer, SelfSizing):
         raise UsageError(
             f"{scorer.name}+{made.name}: {scorer.name} does not say how many tokens it needs; "

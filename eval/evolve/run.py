@@ -43,7 +43,6 @@ from eval.evolve.search import (
 from eval.methods import Method, file_digests, protected_tokens
 from eval.prepare import load_prompts, methods_of, read_model
 from eval.results.folder import input_digests
-from eval.results.names import UNIFORM
 from eval.results.records import altered_part, seal
 from eval.results.stats import paired_difference
 from eval.work import load_bench
@@ -54,6 +53,7 @@ from kvp.data.task import TaskSettings, context_of
 from kvp.errors import PolicyError, UsageError
 from kvp.hf import Prefill
 from kvp.hf.model_identity import model_identity, weights_digest
+from kvp.names import UNIFORM
 from kvp.progress import Progress, phase, say
 from kvp.ranking import UNPROTECTED, Protection, Selection
 from kvp.scoring import Scorer, score_prompt

@@ -18,13 +18,13 @@ import numpy as np
 
 from eval.results import stats
 from eval.results.folder import Results, describe_measure, unfinished_work
-from eval.results.names import ORACLE, SEEN, SELF_SIZED, UNIFORM
+from eval.results.names import ORACLE, SEEN, SELF_SIZED
 from eval.results.records import group_by, policy_groups
 from eval.results.settings import MethodSetting, budget_axis, budget_order, sort_families
 from eval.results.shapes import ResultsRow
 from eval.results.stats import Interval, Scores, Unit
 from eval.results.tuned_settings import Tuned
-from kvp.names import FULL, LEARNED
+from kvp.names import FULL, LEARNED, UNIFORM
 from policies.registry import NULLS
 
 Kind = Literal["accuracy", "perplexity"]

@@ -23,7 +23,7 @@ OVERALL = "all"
 """`task` of the rows over all usable tasks."""
 
 
-def summary(comparisons: Sequence[Comparison], width: int = 100) -> str:
+def closing_text(comparisons: Sequence[Comparison], width: int = 100) -> str:
     """All comparisons, `width` columns wide: sentences and a table for each, then a legend."""
     lines: list[str] = []
     for comparison in comparisons:
@@ -170,7 +170,7 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
 
     def __repr__(self) -> str:
         size = f"{len(self)} rows, {len(self.columns)} columns; every number: .summary()"
-        return f"{summary(self.comparisons)}\n{size}"
+        return f"{closing_text(self.comparisons)}\n{size}"
 
     def _repr_html_(self) -> str:
         parts: list[str] = []

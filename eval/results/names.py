@@ -9,7 +9,5 @@ SELF_SIZED = "own"
 SEEN = {"query_aware": "question seen", "query_agnostic": "question not seen"}
 ORACLE = "oracle"
 """Method that ranks by the attention that the answer will pay."""
-UNIFORM = "uniform"
-"""Allocator of a method that keeps equally many tokens in every head."""
 READABLE = 8
 """Prompts of a task, the first ones, whose records also hold what people read."""

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from eval.results.names import ORACLE, SELF_SIZED, UNIFORM
+from eval.results.names import ORACLE, SELF_SIZED
 from eval.results.records import group_by, without_seed
 from eval.results.shapes import MethodFields, ResultsRow
 from kvp.budgets import parse_budget
-from kvp.names import FULL, LEARNED
+from kvp.names import FULL, LEARNED, UNIFORM
 
 PROTECTED = " +p"
 """End of a label where first and last tokens are always kept."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
+from kvp.names import UNIFORM
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -61,4 +63,4 @@ def holds_uneven(config: VllmConfig) -> bool:
     if extra.get("uneven"):
         return True
     allocator = configured_method(str(extra["policy"]))[1] if "policy" in extra else None
-    return allocator is not None and allocator.name != "uniform"
+    return allocator is not None and allocator.name != UNIFORM

@@ -10,7 +10,7 @@ from eval.report import tables
 from eval.report.costs import timings
 from eval.report.figures import drawn_settings, line_styles
 from eval.results.comparison import choose_settings, estimates
-from eval.results.frame import summary, tidy
+from eval.results.frame import closing_text, tidy
 from eval.results.records import policy_groups
 from eval.results.sentences import sentences
 from eval.results.settings import are_shares, budget_axis
@@ -215,7 +215,7 @@ def test_a_policy_run_in_several_settings_names_those_that_are_not_quoted(made, 
 
 def test_terminal_page_and_python_say_the_same(reported):
     table = kvp.read_results(reported)
-    terminal = summary(table.comparisons)
+    terminal = closing_text(table.comparisons)
     page = html.unescape((reported / "report.html").read_text())
     seen, unseen, given = (
         next(number for number, each in enumerate(table.sentences()) if words in each)

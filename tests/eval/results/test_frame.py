@@ -10,7 +10,7 @@ import pytest
 
 from eval.results.comparison import compare_all, sort_tasks
 from eval.results.folder import Results
-from eval.results.frame import OVERALL, summary, tidy
+from eval.results.frame import OVERALL, closing_text, tidy
 from eval.results.sentences import findings, sentences
 from eval.results.tuned_settings import Scored, Tuned, TunedSettings
 from kvp.data.tasks.ruler import RULER_13
@@ -37,7 +37,7 @@ def _compared(records, tuned=(), planned=(), **recorded):
 
 
 def _text(records, planned=()):
-    return f"{summary(_compared(records, planned=planned))}\n"
+    return f"{closing_text(_compared(records, planned=planned))}\n"
 
 
 def _rows(text):
