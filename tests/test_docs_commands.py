@@ -36,7 +36,7 @@ OTHER_FLAGS = {"extra-index-url", "nproc-per-node", "logdir", "help", "config"} 
     "version", "lambda", "no-deps", "local-dir", "skip_evaluation", "to",
     "kv-transfer-config", "slot-save-path", "rows", "api-key", "build", "target",
     "kv_cache_dtype", "cache-ram", "host", "port", "exclude", "block-size", "attention-backend",
-    "told", "scale",
+    "told", "scale", "source",
 }  # fmt: skip
 """Flags of other programs (pip, hf, vLLM, ...), recipes, finished studies and all of kvp's."""
 BENCHMARKS = "".join(path.read_text() for path in (ROOT / "benchmarks").rglob("*.py"))
