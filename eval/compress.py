@@ -45,7 +45,7 @@ def run(config: CompressConfig) -> None:
     if engine.model and config.model == type(config).model:
         config = replace(config, model=engine.model)
     model_config = load_config(config.model, revision=config.revision)
-    check_geometry(scorer, geometry_of(model_config))
+    check_geometry(scorer, geometry_of(model_config), allocator)
     documents, tokenizer = dict(_documents(config.documents)), load_configured_tokenizer(config)
     limit, budget = context_limit(model_config), parse_budget(config.budget)
     for name, text in documents.items():

@@ -22,7 +22,6 @@ from kvp.program.settings import ProtectionConfig
 from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
 from kvp.scoring import Scorer
 from policies import load_policy, make_allocator, make_scorer, sizes_itself, split_method
-from policies.allocators.evolved import Evolved
 from policies.base import Options
 from policies.controls import Random
 from policies.learned import LearnedScorer
@@ -255,9 +254,7 @@ def learned_methods(arguments: Sequence[str]) -> list[Method]:
 def check_geometries(methods: Sequence[Method], geometry: Geometry) -> None:
     """Raise PolicyError where a policy or budget file does not have the model's geometry."""
     for method in methods:
-        check_geometry(method.scorer, geometry)
-        if isinstance(method.allocator_object, Evolved):
-            method.allocator_object.check(layers=geometry.layers, kv_heads=geometry.kv_heads)
+        check_geometry(method.scorer, geometry, method.allocator_object)
 
 
 def file_digests(policies: Sequence[str], methods: Sequence[Method]) -> dict[str, str]:

@@ -85,8 +85,10 @@ class Geometry:
         )
 
 
-def check_geometry(scorer: Any, geometry: Geometry) -> None:  # noqa: ANN401
-    """Raise PolicyError, naming both, where a learned scorer was trained for another geometry."""
+def check_geometry(scorer: Any, geometry: Geometry, allocator: Any = None) -> None:  # noqa: ANN401
+    """Raise PolicyError, naming both, where a policy or a budget file is of another geometry."""
+    if check := getattr(allocator, "check_geometry", None):
+        check(layers=geometry.layers, kv_heads=geometry.kv_heads)
     trained = getattr(scorer, "geometry", None)
     if isinstance(trained, Geometry) and trained != geometry:
         theirs = getattr(scorer, "metadata", {}).get("model", {})

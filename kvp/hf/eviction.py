@@ -162,7 +162,7 @@ def _prepare_rule(
     with calling(model):  # left alone, also where another thread is in a block
         check_model(model)
         check_inputs(model, [ranks])
-    check_geometry(ranks, geometry_of(model.config))
+    check_geometry(ranks, geometry_of(model.config), splits)
     warn_of_another_model(model, ranks)
     return model, rule
 

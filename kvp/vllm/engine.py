@@ -40,7 +40,7 @@ def policy_of(name: str, geometry: Geometry) -> tuple[Scorer, Allocator | None]:
             "alone, such as smollm2-135m-instruct-kv, keydiff or knorm, or train a policy with "
             "--inputs key,value,position,distance"
         )
-    check_geometry(scorer, geometry)
+    check_geometry(scorer, geometry, allocator)
     return scorer, allocator
 
 

@@ -65,7 +65,7 @@ class Evolved(BaseAllocator):
         """Rounded up, they miss it."""
         return self.rounding == "exact"
 
-    def check(self, *, layers: int, kv_heads: int) -> None:
+    def check_geometry(self, *, layers: int, kv_heads: int) -> None:
         """Raise PolicyError, in one line, if the file was made for another geometry."""
         theirs = self.budgets
         if (theirs.layers, theirs.kv_heads) != (layers, kv_heads):
@@ -77,7 +77,7 @@ class Evolved(BaseAllocator):
     def allocate(self, request: Request) -> Tensor:
         """Counts [L, H] int64; sum `request.total`, up to L - 1 more per KV head if faithful."""
         layers, heads, _ = request.scores.shape
-        self.check(layers=layers, kv_heads=heads)
+        self.check_geometry(layers=layers, kv_heads=heads)
         chosen = torch.tensor(self.budgets.counts, dtype=torch.float64)
         if self.rounding == "exact":
             return exact_counts(chosen, request)
