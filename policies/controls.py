@@ -82,7 +82,7 @@ class Ring(BaseScorer):
 
 @dataclass(frozen=True, kw_only=True)
 class Oracle(BaseScorer):
-    """Keep what the future will attend to (hindsight, an upper bound)."""
+    """Keep what the future will attend to (hindsight: bounds attention, not answers)."""
 
     method: ClassVar[str] = "oracle"
     cost: ClassVar[str] = "the future itself"
