@@ -93,7 +93,7 @@ def test_every_program_of_the_demo_leaves_its_files(demo):
     page = (run / "report.html").read_text()
     assert len(page) > 50_000
     assert page.count("<svg") == 2  # a figure of every protocol
-    for part in ("Bytes and seconds", "Answers to read", "budget of those run", "text/csv"):
+    for part in ("Bytes and seconds", "Answers to read", "are lost to the full cache", "text/csv"):
         assert part in page, part
 
 

@@ -431,19 +431,24 @@ def choose_settings(
     """One setting per family, with a note: what it is, and how it was chosen.
 
     It is the same at every budget and is never chosen on the prompts shown: kvp tune chose it on
-    other prompts, or it is the one closest to the method's default. `tuned` are results of kvp tune
-    with their split. If several settings were tuned, such as seeds of a policy, the one with the
-    best score is taken.
+    other prompts, or it is the one closest to the method's default. All defaults have the
+    protection of the policy's, or are protected without one, since protected and unprotected
+    methods do not compare. `tuned` are results of kvp tune with their split. If several settings
+    were tuned, such as seeds of a policy, the one with the best score is taken.
     """
     chosen: dict[MethodSetting, str] = {}
-    for family in group_by(settings, lambda setting: setting.family).values():
-        best, how = min(family, key=MethodSetting.distance_from_default), ""
+    families = group_by(settings, lambda setting: setting.family).values()
+    policies = [setting for family in families for setting in family if setting.method == LEARNED]
+    first = min(policies, key=lambda one: one.distance_from_default(False), default=None)
+    protected = first is None or first.protected
+    for family in families:
+        best, how = min(family, key=lambda one: one.distance_from_default(protected)), ""
         found = [(one, *run) for run in tuned for one in family if run[0].chose(one)]
         if found:
             best, entry, split = max(found, key=lambda choice: choice[1].chosen.score)
             how = f", chosen on {split} ({entry.tried} settings)" * (entry.tried > 1)
         elif len(family) > 1:
-            how = f", the default of {len(family)}"
+            how = f", the default; {len(family)} settings were run"
         chosen[best] = f"{best.details}{how}"
     return chosen
 

@@ -111,14 +111,14 @@ class MethodSetting:
             words.append(f"+{self.allocator}")
         return ", ".join([*words, IN_WORDS[self.protected]])
 
-    def distance_from_default(self) -> tuple[bool, int, bool]:
-        """A sorting key; its least value is the default: no preset or options, uniform, protected.
+    def distance_from_default(self, protected: bool) -> tuple[bool, int, bool]:
+        """A sorting key; its least value is the default: no preset or options, equal counts.
 
-        For a policy the default is the recommended setting: the allocator `global`, unprotected.
+        For a policy it is the recommended allocator, `global`. `protected` is the default of all
+        methods, since a comparison of protected with unprotected ones would not be fair.
         """
-        learned = self.method == LEARNED
-        order = [*(RECOMMENDED if learned else (UNIFORM,)), self.allocator]
-        return self.variant != "auto", order.index(self.allocator), self.protected == learned
+        order = [*(RECOMMENDED if self.method == LEARNED else (UNIFORM,)), self.allocator]
+        return self.variant != "auto", order.index(self.allocator), self.protected != protected
 
 
 def sort_families(settings: Iterable[MethodSetting]) -> dict[str, str]:
