@@ -47,7 +47,10 @@ NANO, SMOLLM2, SMOLLM2_KV, QWEN, QWEN_1_5B = POLICIES = (
 """Bundled policies; the last three read keys and values, and no queries."""
 MODEL_FILE, POLICY_FILE = "config.json", "policy.json"
 """What a folder of either holds."""
-NEEDS_POLICIES = "--methods kvp needs --policies: a folder that kvp train made, nano, or org/name"
+NEEDS_POLICIES = (
+    "--methods kvp needs --policies: a policy of the model (a folder of kvp train, org/name, or "
+    f"bundled: {', '.join(POLICIES)}); or leave kvp out: --methods full,snapkv,keydiff"
+)
 NO_TRACES = "no trace store at {}: no such folder; kvp collect makes one"
 NO_RESULTS = "{} is not a folder; give the results folder of kvp eval"
 """Messages for a folder that is missing; {} is its name."""

@@ -5,9 +5,9 @@ python recipes/engines/letters.py rows.jsonl
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
-import sys
 from pathlib import Path
 
 from kvp.data.synthetic.text import prose
@@ -16,8 +16,11 @@ NAMES = ["Harbour", "Castle", "Willow", "Station", "Market", "Orchard", "Bridge"
 KINDS = ["Bakery", "Books", "Garage", "Florist", "Laundry", "Pharmacy", "Optician", "Brewery"]
 
 
-def main(out: str) -> None:
+def main() -> None:
     """Write the rows."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("out", type=Path, help="the file that is written, such as rows.jsonl")
+    given = parser.parse_args()
     draw, rows = random.Random(0), []
     firms = [f"{name} {kind}" for name in NAMES for kind in KINDS]
     for _ in range(100):
@@ -30,8 +33,8 @@ def main(out: str) -> None:
             questions.append({**asked, "answer_prefix": f" The sum that {firm} still owes us is"})
         letter = " ".join([*parts, prose(draw.randrange(10**6), words=150, split="test")])
         rows.append({"context": f"{letter}\n\n", "questions": questions, "max_new_tokens": 12})
-    Path(out).write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    given.out.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

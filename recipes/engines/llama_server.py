@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("server", help="the program llama-server")
     parser.add_argument("gguf", help="the model's file")
-    parser.add_argument("--policy", default="smollm2-135m-instruct-kv")
+    parser.add_argument("--policy", default="smollm2-135m-instruct-kv", help="default: %(default)s")
     parser.add_argument("--budget", default="12.5%", help="tokens that every KV head keeps")
     parser.add_argument("--rows", help="a file of questions of your own (docs/data.md)")
     parser.add_argument("--prompts", type=int, default=30, help="the first questions of --rows")

@@ -25,7 +25,7 @@ from urllib.request import urlopen
 try:
     from openai import OpenAI, OpenAIError
 except ImportError:
-    sys.exit("on_vllm.py needs vLLM and openai: make the environment of README, Serve it")
+    sys.exit("on_vllm.py needs vllm and openai: README, Serve it, has the commands")
 from questions import documents, told
 from servers import answering, free_port
 from transformers import AutoConfig

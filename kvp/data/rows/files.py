@@ -173,6 +173,8 @@ def read_text(path: str | None, flag: str) -> tuple[str, Tally]:
     """Text of a file or folder, and what is left out; of None none. UsageError names `flag`."""
     if path is None:
         return "", Tally()
+    if not Path(path).exists():
+        raise UsageError(f"--{flag} {path}: no such file or folder")
     rows, texts, others = files_of(path, flag)
     texts, parts = texts or [Path(path)], []
     for file in texts:
