@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from eval.results.names import PROTOCOLS, QUERY_AWARE, Protocol
 from kvp import names as known_names
 from kvp.artifacts.manifest import portable, recorded_name
 from kvp.budgets import Budget, parse_budget, parse_budgets
@@ -31,9 +32,6 @@ from kvp.program.settings import (
     RunConfig,
     WorkersConfig,
 )
-
-PROTOCOLS = ("query_aware", "query_agnostic")
-"""Question seen at compression, or only afterwards; never mixed in one table."""
 
 IDENTITY_FIELDS = (
     "model", "revision", "length", "split", "essays", "squad", "hotpotqa", "chat", "text",
@@ -181,7 +179,7 @@ class EvalConfig(
     budgets: str = "6%,9%,12.5%,19%,25%,37.5%,50%"
     """Tokens kept per KV head on average, comma separated, protected ones included; `%` is of the
     tokens in the cache."""
-    protocols: str = "query_aware,query_agnostic"
+    protocols: str = ",".join(PROTOCOLS)
     """Whether compression sees the question."""
     prompts: int = 100
     """Prompts per task."""
@@ -345,7 +343,7 @@ class TuneConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, Run
     budgets: str = "6%,12.5%,25%,50%"
     """Tokens kept per KV head on average, comma separated, protected ones included; `%` is of the
     tokens in the cache."""
-    protocols: str = "query_aware,query_agnostic"
+    protocols: str = ",".join(PROTOCOLS)
     """Whether compression sees the question."""
     prompts: int = 20
     """Prompts per task."""
@@ -387,7 +385,7 @@ class EvolveConfig(
     budget: str = "12.5%"
     """Tokens kept per KV head on average, protected ones included; `%` is of the tokens in the
     cache."""
-    protocol: Literal["query_aware", "query_agnostic"] = "query_aware"
+    protocol: Protocol = QUERY_AWARE
     """Whether compression sees the question."""
     protection: Literal["on", "off"] = "on"
     split: Literal["validation", "train"] = "validation"

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
 from eval.methods import Method
+from eval.results.names import QUERY_AWARE
 from eval.results.records import Record
 from kvp.data.encode import Encoded
 from kvp.data.task import Sample
@@ -59,7 +60,7 @@ class Prompt:
 
         query_aware: all but the last prompt token; query_agnostic: the context, not the question.
         """
-        if protocol == "query_aware":
+        if protocol == QUERY_AWARE:
             return len(self.encoded.ids) - 1
         return self.encoded.context_length
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eval.config import EvalConfig, TuneConfig
 from eval.evaluate import Prompt
 from eval.methods import PROTECTIONS, Method, build_methods, check_geometries, protected_tokens
-from eval.results.names import READABLE
+from eval.results.names import QUERY_AGNOSTIC, READABLE
 from eval.results.tuned_settings import TunedSettings
 from kvp.artifacts.files import raising_as
 from kvp.budgets import Budget
@@ -66,7 +66,7 @@ def load_prompts(
         notes.append(f"{', '.join(tasks)} {'is' if len(tasks) == 1 else 'are'} left out: {reason}")
     if TEXT in names:
         notes.append(
-            "text: there is no question, so both protocols are the same; run as query_agnostic"
+            f"text: there is no question, so both protocols are the same; run as {QUERY_AGNOSTIC}"
         )
     if not prompts:
         raise UsageError("; ".join(notes))
@@ -205,7 +205,7 @@ def prepare(
     work = [
         (prompt, name)
         for prompt in prompts
-        for name in (("query_agnostic",) if prompt.task == TEXT else config.protocol_list)
+        for name in ((QUERY_AGNOSTIC,) if prompt.task == TEXT else config.protocol_list)
     ]
     planned: dict[tuple[str, str], list[Method]] = {}
     for task, protocol in dict.fromkeys((prompt.task, name) for prompt, name in work):

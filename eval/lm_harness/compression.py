@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 from eval.methods import Method, build_methods, file_digests
+from eval.results.names import QUERY_AGNOSTIC, QUERY_AWARE
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
 from kvp.names import split_list
 from kvp.ranking import UNPROTECTED, Protection, check_budget
 
-QUESTIONS = {"inside": "query_aware", "outside": "query_agnostic"}
+QUESTIONS = {"inside": QUERY_AWARE, "outside": QUERY_AGNOSTIC}
 """Values of `question=` and the protocol of kvp eval that each is."""
 CONTEXT_FIELDS = ("passage", "context", "report")
 """Fields of a document that may hold what is compressed without the question; the first that it

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final, Literal
+
 MANIFEST, ROWS, TIMING = "manifest.json", "rows.jsonl", "timing.jsonl"
 
 SELF_SIZED = "own"
 """`budget_spec` of a record whose method decided how many tokens to keep."""
-SEEN = {"query_aware": "question seen", "query_agnostic": "question not seen"}
+Protocol = Literal["query_aware", "query_agnostic"]
+"""Question seen at compression, or only afterwards; never mixed in one table."""
+QUERY_AWARE: Final = "query_aware"
+QUERY_AGNOSTIC: Final = "query_agnostic"
+PROTOCOLS = (QUERY_AWARE, QUERY_AGNOSTIC)
+SEEN = {QUERY_AWARE: "question seen", QUERY_AGNOSTIC: "question not seen"}
 ORACLE = "oracle"
 """Method that ranks by the attention that the answer will pay."""
 READABLE = 8

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, NotRequired
 
 from pydantic import AfterValidator, Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from eval.results.names import ROWS, SELF_SIZED, TIMING
+from eval.results.names import ROWS, SELF_SIZED, TIMING, Protocol
 from kvp.names import FULL, plain_name
 
 _Number = Annotated[float, Field(ge=-(2.0**60), le=2.0**60)]
@@ -20,7 +20,6 @@ _Numbers = Annotated[list[_Number], Field(min_length=1)]
 _Count = Annotated[int, Field(ge=0, le=2**60)]
 _Name = Annotated[str, AfterValidator(plain_name)]
 _Spec = Annotated[str, Field(pattern=r"^(own|[1-9]\d{0,14}|\d{0,3}(\.\d{1,60})?%)$")]
-_Protocol = Literal["query_aware", "query_agnostic"]
 
 
 class MethodFields(TypedDict):
@@ -33,7 +32,7 @@ class MethodFields(TypedDict):
     policy: _Name | None
     policy_seed: _Count | None
     protected: bool
-    protocol: _Protocol
+    protocol: Protocol
     budget_spec: _Spec | None
     budget: _Number | None
     kept_tokens: _Number
