@@ -34,8 +34,10 @@ from kvp.scoring import Needs
 
 DECODED_TOKENS = 8
 """Decode steps timed per record; their median is reported."""
-SECONDS = ("prefill_seconds", "evict_seconds", "decode_seconds_per_token")
-"""Measures that differ from run to run, so that a median needs an interval."""
+SECONDS, FLOPS = (
+    (f"prefill_{of}", f"evict_{of}", f"decode_{of}_per_token") for of in ("seconds", "flops")
+)
+"""Fields of a record: what the three stages of a request take."""
 Meter = Callable[[Bench], AbstractContextManager[list[float]]]
 """A context around a piece of work; the list then holds what the work took."""
 
@@ -49,10 +51,10 @@ def timing_records(
     the first prompt.
     """
     # Counted first: the first run of anything pays for start-up.
-    counted = _measure_prompt(bench, prompts[0], protocol, settings, _count_flops)
+    counted = _measure_prompt(bench, prompts[0], protocol, settings, _count_flops, FLOPS)
     with Progress("timing", len(prompts)) as progress:
         rounds = [
-            _measure_prompt(bench, prompt, protocol, settings, _timed)
+            _measure_prompt(bench, prompt, protocol, settings, _timed, SECONDS)
             for prompt in progress.over(prompts)
         ]
     middle = statistics.median_low(prompt.boundary(protocol) for prompt in prompts)
@@ -65,7 +67,7 @@ def timing_records(
             "budget": None if method.budget is None else method.tokens(middle),
             "prompts": len(prompts),
             **{name: statistics.median_low(run[name] for run in measured) for name in measured[0]},
-            **{name.replace("seconds", "flops"): count[name] for name in SECONDS},
+            **{name: count[name] for name in FLOPS},
             "by_prompt": {name: [values[name] for values in measured] for name in SECONDS},
         }
         for method, count, *measured in zip(settings, counted, *rounds, strict=True)
@@ -74,9 +76,10 @@ def timing_records(
 
 @torch.inference_mode()
 def _measure_prompt(
-    bench: Bench, prompt: Prompt, protocol: str, settings: Sequence[Method], meter: Meter
-) -> list[dict[str, float]]:
-    """What every setting takes, under the names of `SECONDS` whatever the meter measures."""
+    bench: Bench, prompt: Prompt, protocol: str, settings: Sequence[Method],
+    meter: Meter, fields: Sequence[str],
+) -> list[dict[str, float]]:  # fmt: skip
+    """What every setting takes; `fields` name what the meter measures of the stages."""
     ids = prompt.ids.to(bench.model.device)
     boundary = prompt.boundary(protocol)
     before = ids[None, : boundary + prompt.fed_again(protocol)]
@@ -92,23 +95,19 @@ def _measure_prompt(
             with meter(bench) as took:
                 seen = bench.prefill(prompt, protocol, needs)
             prefills[recorded] = seen, took[0]
-        seen, prefill_seconds = prefills[recorded]
+        seen, prefill = prefills[recorded]
         with meter(bench) as took:
             # Anew for every setting, so that its time includes the extra passes that it needs.
             fresh = seen.with_inputs(bench.model, before, bench.tokenizer)
             ((_, kept),) = select_tokens(fresh, [method], future)
             cache = gather(seen, [kept])
-        nbytes = cache.nbytes
-        results.append(
-            {
-                "prompt_tokens": prompt.encoded.prompt_length,
-                "kept_tokens": tokens_per_head(kept),
-                "cache_bytes": nbytes,
-                "prefill_seconds": prefill_seconds,
-                "evict_seconds": took[0],
-                "decode_seconds_per_token": _decode(bench, cache, ids[boundary:], boundary, meter),
-            }
-        )
+        sizes = {
+            "prompt_tokens": prompt.encoded.prompt_length,
+            "kept_tokens": tokens_per_head(kept),
+            "cache_bytes": cache.nbytes,
+        }
+        decode = _decode(bench, cache, ids[boundary:], boundary, meter)
+        results.append(sizes | dict(zip(fields, (prefill, took[0], decode), strict=True)))
     return results
 
 
