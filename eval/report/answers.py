@@ -43,7 +43,7 @@ def answers(comparisons: Sequence[Comparison]) -> tuple[str, str] | None:
         ]
         by_task = group_by(chosen, itemgetter("task"))
         tasks += [[*group_by(by_task[task], itemgetter("example")).values()]
-                  for task in comparison.sorted.tasks if task in by_task]  # fmt: skip
+                  for task in comparison.task_sort.tasks if task in by_task]  # fmt: skip
     if not tasks:
         return None
     for count in (READABLE, READABLE // 2, READABLE // 4, 1):

@@ -151,7 +151,7 @@ def _view(data: PageData, comparison: Comparison, numbers: pandas.DataFrame) -> 
 
 
 def _picture(data: PageData, comparison: Comparison, name: str, measure: str) -> Picture:
-    best, shown, tasks = comparison.best, drawn_settings(comparison), comparison.sorted.tasks
+    best, shown, tasks = comparison.best, drawn_settings(comparison), comparison.task_sort.tasks
     of_task = f" of {tasks[0]}" if len(tasks) == 1 else ""
     title = [
         f"{measure}{of_task}, {SEEN[comparison.protocol]}",
@@ -173,8 +173,8 @@ def _picture(data: PageData, comparison: Comparison, name: str, measure: str) ->
 
 def _sentences(data: PageData, comparison: Comparison) -> Iterator[Text]:
     """The sentences on a comparison, budget by budget, without those at the top of the page."""
-    if comparison.sorted.apart and not comparison.unfinished:
-        yield Text(comparison.sorted.apart, "note")
+    if comparison.task_sort.apart and not comparison.unfinished:
+        yield Text(comparison.task_sort.apart, "note")
     if comparison.best is None:
         return
     for spec in comparison.budgets:
@@ -193,7 +193,7 @@ def _folded_tables(
 ) -> dict[str, tuple[str, list[Table]]]:
     """Titles and tables by name, without the titles that have no table."""
     timed = [timing for timing in data.timings if timing.protocol == comparison.protocol]
-    specs = comparison.budgets if len(comparison.sorted.tasks) > 1 else ()
+    specs = comparison.budgets if len(comparison.task_sort.tasks) > 1 else ()
     few = len(comparison.settings) <= tables.FEW
     parts: dict[str, tuple[str, list[Table]]] = {
         "costs": ("Bytes and seconds", [tables.costs_of_requests(timed)] if timed else []),

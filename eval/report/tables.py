@@ -100,7 +100,7 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
         nulls += f"(paired by prompt, Holm's correction for {len(over)} differences)."
     elif not any(setting.method in NULLS for setting in comparison.choices):
         nulls = " No null was run (add nulls to --methods of kvp eval)."
-    count = len(comparison.sorted.usable or comparison.sorted.tasks)
+    count = len(comparison.task_sort.usable or comparison.task_sort.tasks)
     tasks = f", mean over {count} tasks" if comparison.kind == "accuracy" and count > 1 else ""
     how = f", {SEEN[comparison.protocol]}{f', all methods {alike}' if alike else ''}"
     if which:
@@ -145,7 +145,7 @@ def difference_tables(comparison: Comparison, numbers: DataFrame) -> Iterator[Ta
         shown = paired[paired["chosen"]].rename(columns={f"{name}_differs": "differs"})
         if shown.empty:
             continue
-        form, scale = f"{{:{comparison.measure.gap}}}".format, comparison.measure.scale
+        form, scale = f"{{:{comparison.measure.gap_format}}}".format, comparison.measure.scale
         mean, low, high = (
             (scale * shown[f"{name}{part}"]).map(form) for part in ("", "_low", "_high")
         )
@@ -154,7 +154,7 @@ def difference_tables(comparison: Comparison, numbers: DataFrame) -> Iterator[Ta
         wide = shown.pivot_table(
             "text", ["method", "setting"], "budget", "first", fill_value=NOTHING, sort=False
         ).reindex(columns=[*comparison.budgets], fill_value=NOTHING)
-        tests = comparison.tests if name == "minus_lead" else len(paired)
+        tests = comparison.test_count if name == "minus_lead" else len(paired)
         yield Table(
             caption=f"Each method minus {other}, {comparison.measure.gap_unit}, "
             f"{SEEN[comparison.protocol]}. * is not 0 (Holm's correction for {tests} differences).",
@@ -228,8 +228,9 @@ def _cell(comparison: Comparison, cells: Cells, setting: MethodSetting, spec: st
     estimate = cells.get((setting, FULL if setting.method == FULL and spec != SELF_SIZED else spec))
     if estimate is None:
         return NOTHING
-    texts = _interval_texts(estimate.interval, comparison.measure.scale, comparison.measure.page)
-    return texts.split("\n")[0] if estimate.interval.low == estimate.interval.high else texts
+    interval, measure = estimate.interval, comparison.measure
+    texts = _interval_texts(interval, measure.scale, measure.page_format)
+    return texts.split("\n")[0] if interval.low == interval.high else texts
 
 
 def _interval_texts(interval: Interval | None, scale: float, form: str) -> str:

@@ -47,16 +47,23 @@ class Measure:
     field: Literal["score", "nll"]
     """Field of a record that holds the number."""
     title: str
+    """What is measured, with its unit, for captions and axes."""
     scale: int
     """Factor with which a mean is shown."""
     sign: Literal[1, -1]
     """1 where more is better."""
     digits: int
-    page: str
+    """Decimal places of a mean in sentences and in the closing table."""
+    page_format: str
+    """Number format of a mean on the page."""
     unit: str
+    """What follows a mean in sentences."""
     verb: str
-    gap: str
+    """What a method does to a mean, in sentences."""
+    gap_format: str
+    """Number format of a difference."""
     gap_unit: str
+    """Unit of a difference, in words."""
     resolved: str
     """The difference that the recommended number of prompts resolves, in words."""
 
@@ -64,12 +71,13 @@ class Measure:
 MEASURES: Mapping[Kind, Measure] = {
     "accuracy": Measure(
         field="score", title="accuracy, %", scale=100, sign=1, digits=0, unit="%",
-        page=".1f", verb="answers", gap="+.1f", gap_unit="points", resolved="5 points",
+        page_format=".1f", verb="answers", gap_format="+.1f", gap_unit="points",
+        resolved="5 points",
     ),
     "perplexity": Measure(
         field="nll", title="perplexity of the given text", scale=1, sign=-1, digits=2,
-        unit="", page=".2f", verb="has a perplexity of", gap="+.3f", gap_unit="nats per token",
-        resolved=f"{stats.RESOLUTION} nats per token",
+        unit="", page_format=".2f", verb="has a perplexity of", gap_format="+.3f",
+        gap_unit="nats per token", resolved=f"{stats.RESOLUTION} nats per token",
     ),
 }  # fmt: skip
 
@@ -223,7 +231,7 @@ class Comparison:
     protocol: str
     records: Sequence[ResultsRow]
     groups: Mapping[str | None, str]
-    sorted: SortedTasks
+    task_sort: SortedTasks
     unfinished: str
     """What the folder lacks (`unfinished_work`); "" where it is complete."""
     cells: Cells
@@ -240,7 +248,7 @@ class Comparison:
     @property
     def measured(self) -> str:
         """Model, prompts, length, split and seed, in a sentence (`describe_measure`)."""
-        tasks = self.sorted.usable or self.sorted.tasks
+        tasks = self.task_sort.usable or self.task_sort.tasks
         records = [record for record in self.records if record["task"] in tasks]
         return describe_measure(self.results, records)
 
@@ -346,7 +354,7 @@ class Comparison:
                       and setting.family not in tuned]  # fmt: skip
         bounds = (FULL, ORACLE, *NULLS)
         compared = [setting for setting in at if setting in shown and setting.method not in bounds]
-        if not compared or self.unfinished or not self.sorted.usable:
+        if not compared or self.unfinished or not self.task_sort.usable:
             return None
 
         def rank(methods: Iterable[MethodSetting]) -> list[MethodSetting]:
@@ -376,7 +384,7 @@ class Comparison:
         }  # fmt: skip
 
     @property
-    def tests(self) -> int:
+    def test_count(self) -> int:
         """How many differences one test corrects for: `gaps`; those of every pair of methods, where
         the first one is no policy but was picked as the best on these prompts.
         """
@@ -386,7 +394,7 @@ class Comparison:
     @cached_property
     def significant(self) -> set[CellKey]:
         """Keys of the `gaps` that are significant (`stats.holm`)."""
-        return stats.holm(self.gaps, self.tests)
+        return stats.holm(self.gaps, self.test_count)
 
     def differences(
         self, best: Best
@@ -399,7 +407,7 @@ class Comparison:
         lead = self.cells[first, best.budget]
         gaps = {other: gap for other in others
                 if (gap := self.minus(self.cells[other, best.budget], lead))}  # fmt: skip
-        significant = stats.holm(gaps, self.tests)
+        significant = stats.holm(gaps, self.test_count)
         if self.best and first == self.best.settings[0]:
             significant = {setting for setting, spec in self.significant if spec == best.budget}
         return {other: -gap for other, gap in gaps.items()}, significant
@@ -476,7 +484,7 @@ def compare_methods(results: Results, kind: Kind, protocol: str) -> Comparison |
         protocol=protocol,
         records=records,
         groups=groups,
-        sorted=tasks,
+        task_sort=tasks,
         unfinished=unfinished_work(results),
         cells=cells,
         choices=choose_settings(

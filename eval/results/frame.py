@@ -72,7 +72,7 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
     settings), in shares of answers or nats per token, more is better, each with _low, _high and
     _differs (`stats.holm`; of the lead `Comparison.significant`).
     """
-    usable, settings = comparison.sorted.usable, comparison.settings
+    usable, settings = comparison.task_sort.usable, comparison.settings
     rows: list[dict[str, object]] = []
     for name, cells in ((None, comparison.cells), *comparison.tasks.items()):
         overall = name is None

@@ -24,7 +24,7 @@ def sentences(comparison: Comparison) -> list[str]:
     """
     if comparison.unfinished:
         return [comparison.unfinished]
-    lines = [comparison.sorted.apart] if comparison.sorted.apart else []
+    lines = [comparison.task_sort.apart] if comparison.task_sort.apart else []
     if best := comparison.best:
         lines += [comparison.measured, *findings(comparison, best)]
         lines += smallest_budgets(comparison)
@@ -128,7 +128,7 @@ def _trained_share(comparison: Comparison, setting: MethodSetting) -> str:
     recorded = comparison.results.manifest.get("policy_tasks", {})
     seen = {task for policy, tasks in recorded.items() for task in tasks
             if comparison.groups.get(policy) == setting.policy}  # fmt: skip
-    tasks = comparison.sorted.usable
+    tasks = comparison.task_sort.usable
     number = len(seen.intersection(tasks))
     those = f"{number} of these {len(tasks)} tasks" if number < len(tasks) else "these tasks"
     return f", trained on {'this task' if len(tasks) == 1 else those}," if number else ""
@@ -156,7 +156,7 @@ def _verdict(
     if gap is None:
         return ""
     measure = comparison.measure
-    mean, low, high = gap.texts(measure.scale, measure.gap)
+    mean, low, high = gap.texts(measure.scale, measure.gap_format)
     text = f"{mean} {measure.gap_unit} ({low} to {high})"
     if comparison.kind == "perplexity":
         text += f", {exp(-gap.mean):.2f} x the perplexity"
@@ -165,7 +165,7 @@ def _verdict(
     if gap.prompts < gap.min_prompts:
         return f": {text}"
     if stats.excludes_zero(gap):
-        return f": {text}, not significant after correction for {comparison.tests} comparisons"
+        return f": {text}, not significant after correction for {comparison.test_count} comparisons"
     return f": no significant difference, {text}"
 
 
