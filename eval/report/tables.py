@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pandas import DataFrame
 
 from eval.report.costs import Timing, passes
-from eval.results.comparison import Cells, Comparison
+from eval.results.comparison import Comparison
+from eval.results.estimates import Cells
 from eval.results.frame import OVERALL
 from eval.results.names import SEEN, SELF_SIZED
 from eval.results.settings import IN_WORDS, MethodSetting, are_shares

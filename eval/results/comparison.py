@@ -7,204 +7,36 @@ the numbers into words.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
-from typing import Literal
-
-import numpy as np
 
 from eval.results import stats
+from eval.results.estimates import (
+    MEASURES,
+    CellKey,
+    Cells,
+    Estimate,
+    Kind,
+    Measure,
+    estimates,
+    full_of,
+)
 from eval.results.folder import Results, describe_measure, unfinished_work
 from eval.results.names import ORACLE, SEEN, SELF_SIZED
 from eval.results.records import group_by, policy_groups
 from eval.results.settings import MethodSetting, budget_axis, budget_order, sort_families
 from eval.results.shapes import ResultsRow
-from eval.results.stats import Interval, Scores, Unit
+from eval.results.stats import Interval
+from eval.results.task_sorting import SortedTasks, sort_tasks
 from eval.results.tuned_settings import Tuned
 from kvp.names import FULL, LEARNED, UNIFORM
 from policies.registry import NULLS
 
-Kind = Literal["accuracy", "perplexity"]
-"""Scores of answers, perplexity of given replies."""
 USUAL_BUDGET = "12.5%"
 """The budget that sentences are about, if most methods ran at it; else the middle of such ones."""
-FAILED, NEEDLESS = "the full cache fails", "nothing is lost without context on"
-FAILS = 0.4
-"""Mean score of the full cache below which a model cannot do a task (`sort_tasks`)."""
-GRADED = frozenset(("f1", "rouge_l", "rouge_recall", "rouge_l_sum", "code", "share_of_numbers"))
-"""Metrics whose scores are low for good answers, too: shares of words, not right or wrong."""
-LEAST_GAIN = 0.05
-"""Nats per token that the full cache has to gain by a context: 5 % of the perplexity."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measure:
-    """How numbers of a kind are computed and written."""
-
-    field: Literal["score", "nll"]
-    """Field of a record that holds the number."""
-    title: str
-    """What is measured, with its unit, for captions and axes."""
-    scale: int
-    """Factor with which a mean is shown."""
-    sign: Literal[1, -1]
-    """1 where more is better."""
-    digits: int
-    """Decimal places of a mean in sentences and in the closing table."""
-    page_format: str
-    """Number format of a mean on the page."""
-    unit: str
-    """What follows a mean in sentences."""
-    verb: str
-    """What a method does to a mean, in sentences."""
-    gap_format: str
-    """Number format of a difference."""
-    gap_unit: str
-    """Unit of a difference, in words."""
-    resolved: str
-    """The difference that the recommended number of prompts resolves, in words."""
-
-
-MEASURES: Mapping[Kind, Measure] = {
-    "accuracy": Measure(
-        field="score", title="accuracy, %", scale=100, sign=1, digits=0, unit="%",
-        page_format=".1f", verb="answers", gap_format="+.1f", gap_unit="points",
-        resolved="5 points",
-    ),
-    "perplexity": Measure(
-        field="nll", title="perplexity of the given text", scale=1, sign=-1, digits=2,
-        unit="", page_format=".2f", verb="has a perplexity of", gap_format="+.3f",
-        gap_unit="nats per token", resolved=f"{stats.RESOLUTION} nats per token",
-    ),
-}  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Estimate:
-    """One number of a table."""
-
-    interval: Interval
-    policies: int
-    """Policies averaged, 0 for methods without."""
-    scores: Scores
-    """Score per policy and prompt, or log-likelihood per token (`eval.results.stats`)."""
-    weights: Mapping[Unit, float] | None
-    """Tokens of the replies by prompt; None for answers."""
-    kept_tokens: float
-    """Tokens kept per KV head, mean over heads and prompts."""
-    share: float
-    """The same as a share of the tokens cached before."""
-    nbytes: float | None
-    """Bytes of keys and values after the eviction, mean over prompts; None where unmeasured."""
-
-    @property
-    def prompts(self) -> set[Unit]:
-        """The prompts answered."""
-        return {unit for answers in self.scores.values() for unit in answers}
-
-
-CellKey = tuple[MethodSetting, str]
-"""A method and a budget as it was written, `own` or `full`."""
-Cells = Mapping[CellKey, Estimate]
-
-
-def estimates(kind: Kind, records: Sequence[ResultsRow], groups: Mapping[str | None, str]) -> Cells:
-    """Numbers of one protocol by method and budget; `groups` as from `policy_groups`.
-
-    Scores, 0 to 1: the mean over tasks of the mean over prompts. Perplexity: exp(sum of nll / sum
-    of reply tokens).
-    """
-    scored = [record for record in records if record[MEASURES[kind].field] is not None]
-    by_key = group_by(
-        scored, lambda record: (MethodSetting.of(record, groups), record["budget_spec"] or FULL)
-    )
-    return {key: _estimate(kind, same) for key, same in by_key.items()}
-
-
-def _estimate(kind: Kind, records: list[ResultsRow]) -> Estimate:
-    scores = stats.prompt_values(records)
-    nbytes = [size for record in records if (size := record.get("cache_bytes")) is not None]
-    shares = [record["kept_tokens"] / record["cached_tokens"] for record in records]
-    return Estimate(
-        interval=stats.bootstrap_mean(scores) if kind == "accuracy" else stats.perplexity(records),
-        policies=len({record["policy"] for record in records} - {None}),
-        scores=scores,
-        weights=stats.reply_tokens(records),
-        kept_tokens=float(np.mean([record["kept_tokens"] for record in records])),
-        share=float(np.mean(shares)),
-        nbytes=float(np.mean(nbytes)) if len(nbytes) == len(records) else None,
-    )
-
-
-def full_of(cells: Cells) -> Estimate | None:
-    """The estimate of the full cache, where it was run."""
-    return next((cell for (setting, _), cell in cells.items() if setting.method == FULL), None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SortedTasks:
-    """Which tasks can tell methods apart."""
-
-    usable: tuple[str, ...]
-    reasons: Mapping[str, tuple[str, str]]
-    """Tasks that are set apart: why, and what shows it."""
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """All tasks, those that are set apart last."""
-        return (*self.usable, *self.reasons)
-
-    @property
-    def apart(self) -> str:
-        """Which tasks are set apart, and why, in a sentence; "" for none."""
-        named: dict[str, list[str]] = {}
-        for task, (why, shown) in self.reasons.items():
-            named.setdefault(why, []).append(f"{task} ({shown})")
-        parts = [f"{why} {', '.join(named[why])}" for why in (FAILED, NEEDLESS) if why in named]
-        first = "Set apart" if self.usable else "No task here can tell methods apart"
-        return f"{first}: {'; '.join(parts)}." if parts else ""
-
-
-def sort_tasks(kind: Kind, records: Iterable[ResultsRow]) -> SortedTasks:
-    """Sort the tasks of one protocol into usable ones and those that cannot tell methods apart.
-
-    Reasons: docs/decisions.md#tasks-set-apart. The full cache fails a task where its mean score is
-    below `FAILS` (the end of its interval would set apart every task of few prompts); metrics that
-    are `GRADED` are not tested. Nothing is lost without context where the best null, at its
-    smallest budget, scores within the interval of the full cache and at least half as much as it
-    (intervals of few prompts are wide), or where the full cache gains less than `LEAST_GAIN` nats
-    per token. All tasks are usable where the full cache was not run.
-    """
-    tasks = group_by(records, itemgetter("task"))
-    apart: dict[str, tuple[str, str]] = {}
-    for task, of_task in tasks.items():
-        controls = [record for record in of_task if record["method"] in (FULL, *NULLS)]
-        least = next(iter(budget_axis(controls)), None)
-        few = [record for record in controls if record["budget_spec"] in (None, least)]
-        cells = estimates(kind, few, defaultdict(str))
-        nulls = {one.label: cell for (one, spec), cell in cells.items() if spec == least}
-        if (full := full_of(cells)) is None:
-            continue
-        whole, graded = full.interval.mean, any(record.get("metric") in GRADED for record in few)
-        if kind == "accuracy" and whole < FAILS and not graded:
-            apart[task] = FAILED, f"{whole:.0%}"
-        elif nulls:
-            label, best = max(nulls.items(), key=lambda item: _goodness(kind, item[1]))
-            shown = f"{best.interval.mean:.0%}, full {whole:.0%}, from {full.interval.low:.0%} on"
-            alike = best.interval.mean >= max(full.interval.low, whole / 2)
-            if kind == "perplexity":
-                gain = float(np.log(best.interval.mean / whole))
-                shown, alike = f"full gains {gain:.2f} nats per token", gain < LEAST_GAIN
-            if alike:
-                apart[task] = NEEDLESS, f"{label} at {least}: {shown}"
-    return SortedTasks(usable=tuple(task for task in tasks if task not in apart), reasons=apart)
-
-
-def _goodness(kind: Kind, estimate: Estimate) -> float:
-    return estimate.interval.mean * MEASURES[kind].sign
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,7 +190,7 @@ class Comparison:
             return None
 
         def rank(methods: Iterable[MethodSetting]) -> list[MethodSetting]:
-            return sorted(methods, key=lambda one: -_goodness(self.kind, self.cells[one, budget]))
+            return sorted(methods, key=lambda one: -self.measure.goodness(self.cells[one, budget]))
 
         learned = [setting for setting in compared if setting.method == LEARNED][:1]
         others = rank(setting for setting in compared if setting.method != LEARNED)
@@ -430,7 +262,7 @@ class Comparison:
         ours = self.cells.get((setting, spec))
         if setting.method in (FULL, *NULLS) or not nulls or ours is None:
             return None
-        return self.minus(ours, max(nulls, key=lambda estimate: _goodness(self.kind, estimate)))
+        return self.minus(ours, max(nulls, key=self.measure.goodness))
 
 
 def choose_settings(

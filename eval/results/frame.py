@@ -11,7 +11,8 @@ from typing import ClassVar
 
 import pandas
 
-from eval.results.comparison import CellKey, Comparison, compare_all, full_of
+from eval.results.comparison import Comparison, compare_all
+from eval.results.estimates import CellKey, full_of
 from eval.results.folder import Results, load_results, unfinished_work
 from eval.results.names import SELF_SIZED
 from eval.results.records import results_folder

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from math import exp
 
 from eval.results import stats
-from eval.results.comparison import Best, Comparison, Estimate
+from eval.results.comparison import Best, Comparison
+from eval.results.estimates import Estimate
 from eval.results.names import SEEN, SELF_SIZED
 from eval.results.settings import PROTECTED, MethodSetting, budget_order
 from eval.results.stats import Interval

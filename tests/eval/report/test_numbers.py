@@ -9,7 +9,8 @@ import kvp
 from eval.report import tables
 from eval.report.costs import timings
 from eval.report.figures import drawn_settings, line_styles
-from eval.results.comparison import choose_settings, estimates
+from eval.results.comparison import choose_settings
+from eval.results.estimates import estimates
 from eval.results.frame import closing_text, tidy
 from eval.results.records import policy_groups
 from eval.results.sentences import sentences
@@ -46,10 +47,8 @@ def _texts(table, column):
     ],
 )
 def test_policies_that_differ_only_in_seed_are_one_group(made, labels, groups):
-    records = [
-        made.record("kvp", policy=label, policy_seed=seed, score=0.0)
-        for label, seed in labels.items()
-    ]
+    records = [made.record("kvp", policy=label, policy_seed=seed, score=0.0)
+               for label, seed in labels.items()]  # fmt: skip
     assert policy_groups(records) == {None: "", **groups}
 
 

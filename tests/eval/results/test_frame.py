@@ -8,10 +8,11 @@ from pathlib import Path
 import pandas
 import pytest
 
-from eval.results.comparison import compare_all, sort_tasks
+from eval.results.comparison import compare_all
 from eval.results.folder import Results
 from eval.results.frame import OVERALL, closing_text, tidy
 from eval.results.sentences import findings, sentences
+from eval.results.task_sorting import sort_tasks
 from eval.results.tuned_settings import Scored, Tuned, TunedSettings
 from kvp.data.tasks.ruler import RULER_13
 
