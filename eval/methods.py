@@ -273,7 +273,7 @@ def file_digests(policies: Sequence[str], methods: Sequence[Method]) -> dict[str
     return digests
 
 
-def trained_tasks(methods: Iterable[Method], files: Mapping[str, str]) -> dict[str, list[str]]:
+def find_trained_tasks(methods: Iterable[Method], files: Mapping[str, str]) -> dict[str, list[str]]:
     """Tasks that policies were trained on, by label, where their records say so.
 
     `files` are digests of files whose training rows are measured, by task.

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
 from eval.evaluate import Bench, evaluate_prompt
-from eval.methods import Method, file_digests, policies_of, recorded_spec, trained_tasks
+from eval.methods import Method, file_digests, find_trained_tasks, policies_of, recorded_spec
 from eval.prepare import Loaded, Prepared, methods_of, prepare
 from eval.results.comparison import compare_all
 from eval.results.folder import (
@@ -91,7 +91,7 @@ def run(
     config = replace(config, methods=",".join(map(recorded_spec, config.method_list)))
     if config.dry_run:
         prepared = _prepare(config, methods, loaded)
-        return estimate(load_bench(config, prepared.methods, loaded), prepared)
+        return measure_dry_run(load_bench(config, prepared.methods, loaded), prepared)
     if config.engine == "ray":
         results = _run_with_ray(config, methods)
     else:
@@ -162,7 +162,7 @@ def _evaluate_into(
     weights = weights_digest(bench.model)
     digest = model_identity(config.model, config.revision, bench.tokenizer, weights)
     seen = input_digests(config) if config.split in (ALL, "train") else {}
-    trained = trained_tasks(prepared.methods, seen)
+    trained = find_trained_tasks(prepared.methods, seen)
     notes = [
         f"policy {label}: trained on rows of --{flag}, which --split {config.split} measures, too"
         for label, tasks in trained.items() for flag in tasks if flag in seen
@@ -216,7 +216,7 @@ def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def estimate(bench: Bench, prepared: Prepared) -> list[Record]:
+def measure_dry_run(bench: Bench, prepared: Prepared) -> list[Record]:
     """Measure one prompt and estimate the time of the others; returns its records."""
     prompt, protocol, settings = prepared.work[0]
     phase(f"measuring one prompt of {prompt.task}")

@@ -11,7 +11,7 @@ import pytest
 from lm_eval._cli import HarnessCLI
 
 from eval.lm_harness import cli as harness
-from eval.lm_harness.compression import compression
+from eval.lm_harness.compression import parse_compression
 from eval.lm_harness.model import load as load_harness_model
 from kvp.errors import UsageError
 from kvp.program.command_line import flags_given, flags_of, parse, parse_value
@@ -159,8 +159,7 @@ def test_programs_that_a_page_names_exist_or_stand_beside_their_commit():
 
 
 def _keywords(function):
-    parameters = inspect.signature(function).parameters.values()
-    return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+    return {*inspect.getfullargspec(function).kwonlyargs}
 
 
 def _harness():
@@ -169,7 +168,8 @@ def _harness():
 
 
 def test_commands_of_the_harness_are_accepted():
-    known = _keywords(load_harness_model) | _keywords(compression) | {"pretrained", "tokenizer"}
+    known = {*_keywords(load_harness_model), *_keywords(parse_compression)}
+    known |= {"pretrained", "tokenizer"}
     commands = [words for _, words in _pages() if words[0] == "kvp lm-eval"]
     commands += [_with_program(shlex.split(example)) for example in harness.EXAMPLES]
     assert len(commands) > 4

@@ -18,7 +18,7 @@ CONTEXT_FIELDS = ("passage", "context", "report")
 has counts."""
 
 
-def compression(
+def parse_compression(
     *,
     method: str = "full",
     budget: str | int | None = None,

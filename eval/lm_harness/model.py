@@ -22,7 +22,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.evaluate import rows_of_logits, select_tokens
-from eval.lm_harness.compression import CONTEXT_FIELDS, compression
+from eval.lm_harness.compression import CONTEXT_FIELDS, parse_compression
 from eval.methods import check_geometries
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, geometry_of, load_config, load_model, load_tokenizer, prefill
@@ -70,8 +70,8 @@ class KvpLM(HFLM):  # type: ignore[misc]
     ) -> None:
         """Load the model and build the method.
 
-        `settings` are those of `compression` and `load`, and the arguments of HFLM in `_OF_HFLM`
-        (docs/lm_eval.md). A loaded model needs its `tokenizer`; `batch_size` auto is
+        `settings` are those of `parse_compression` and `load`, and the arguments of HFLM in
+        `_OF_HFLM` (docs/lm_eval.md). A loaded model needs its `tokenizer`; `batch_size` auto is
         `max_batch_size`. Raises UsageError where an argument cannot work, and as kvp eval.
         """
         if settings.pop("trust_remote_code", False):
@@ -80,14 +80,14 @@ class KvpLM(HFLM):  # type: ignore[misc]
             raise UsageError("the model class kvp runs in one process: start it without torchrun "
                              "and accelerate launch")  # fmt: skip
         of_hflm = {name: settings.pop(name) for name in _OF_HFLM if name in settings}
-        loading, known = (inspect.getfullargspec(one).kwonlyargs for one in (load, compression))
+        loading, known = (inspect.getfullargspec(it).kwonlyargs for it in (load, parse_compression))
         to_load = {name: settings.pop(name) for name in loading if name in settings}
         if unknown := sorted(set(settings) - set(known)):
             raise UsageError(
                 f"--model_args {', '.join(unknown)}: not an argument of the model class kvp; "
                 f"of HFLM's it takes {', '.join(_OF_HFLM)}"
             )
-        method, self._question, self._identity = compression(**settings)
+        method, self._question, self._identity = parse_compression(**settings)
         name, model, its_tokenizer = load(pretrained, tokenizer, **to_load)
         if (scorer := method.scorer) is not None:  # refused before any request is read
             check_inputs(model, [scorer])

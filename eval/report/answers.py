@@ -18,8 +18,8 @@ SHOWN_CHARACTERS = 400
 """Most characters of an answer on the page."""
 MOST_BYTES = 500_000
 """Most bytes of all compressed answers; fewer prompts are shown where they would be more."""
-_OF_PROMPT = ("protocol", "task", "example", "question", "references", "reply", "nll")
-_OF_ANSWER = ("family", "label", "policy", "budget_spec", "score", "nll", "reply_tokens")
+_PROMPT_FIELDS = ("protocol", "task", "example", "question", "references", "reply", "nll")
+_ANSWER_FIELDS = ("family", "label", "policy", "budget_spec", "score", "nll", "reply_tokens")
 
 
 def pack_text(text: str) -> str:
@@ -28,7 +28,7 @@ def pack_text(text: str) -> str:
     return base64.b64encode(data).decode()
 
 
-def answers(comparisons: Sequence[Comparison]) -> tuple[str, str] | None:
+def pack_answers(comparisons: Sequence[Comparison]) -> tuple[str, str] | None:
     """The first prompts of every task, those set apart last, each method in its chosen setting.
 
     Returns a caption and JSON, a list of prompts (`_shown_prompt`); None without prompts. At most
@@ -63,11 +63,11 @@ def answers(comparisons: Sequence[Comparison]) -> tuple[str, str] | None:
 def _shown_prompt(records: Sequence[Record]) -> Record:
     records = sorted(records, key=lambda record: record["method"] != FULL)
     answers = [
-        {name: record.get(name) for name in _OF_ANSWER}
+        {name: record.get(name) for name in _ANSWER_FIELDS}
         | {"evidence": _evidence(record), "text": (record["prediction"] or "")[:SHOWN_CHARACTERS]}
         for record in records
     ]
-    return {name: records[0].get(name) for name in _OF_PROMPT} | {"answers": answers}
+    return {name: records[0].get(name) for name in _PROMPT_FIELDS} | {"answers": answers}
 
 
 def _evidence(record: Record) -> float | None:

@@ -9,7 +9,7 @@ import numpy as np
 from rich.filesize import decimal
 
 from eval.results.comparison import Best, Comparison
-from eval.results.records import group_by
+from eval.results.records import Groups, group_by
 from eval.results.settings import MethodSetting
 from eval.results.shapes import TimingRow
 from eval.results.stats import Interval, median_interval
@@ -44,7 +44,7 @@ class Timing:
     decode_to_full: Interval | None
 
 
-def savings(comparison: Comparison, best: Best, timings: Iterable[Timing]) -> str:
+def describe_savings(comparison: Comparison, best: Best, timings: Iterable[Timing]) -> str:
     """What the first method saves at a budget: bytes, and seconds if they were timed.
 
     Seconds of compression may be those of another budget, protection or protocol, if these were not
@@ -69,13 +69,13 @@ def savings(comparison: Comparison, best: Best, timings: Iterable[Timing]) -> st
     return f"{'. '.join(parts)}." if parts else ""
 
 
-def passes(method: str) -> int:
+def count_passes(method: str) -> int:
     """How often the model reads the prompt: twice for methods that have it repeat the prompt."""
     known = SCORERS.get(method)
     return 1 if known is None or known().needs.reconstruction is None else 2
 
 
-def timings(records: Iterable[TimingRow], groups: Mapping[str | None, str]) -> list[Timing]:
+def summarise_timings(records: Iterable[TimingRow], groups: Groups) -> list[Timing]:
     """Bytes and medians of seconds, the full cache first, then by budget and method."""
     parts = group_by(
         records, lambda row: (row["protocol"], row["budget_spec"], MethodSetting.of(row, groups))

@@ -21,8 +21,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from eval.config import ReportConfig
 from eval.report import figures, tables
-from eval.report.answers import answers, pack_text
-from eval.report.costs import savings, timings
+from eval.report.answers import pack_answers, pack_text
+from eval.report.costs import describe_savings, summarise_timings
 from eval.report.figures import Picture, drawn_settings
 from eval.report.tables import Table
 from eval.results.comparison import Comparison, compare_all
@@ -74,7 +74,7 @@ class PageData:
         with Progress("computing intervals", len(self.comparisons)) as progress:
             self.numbers = [tidy(comparison) for comparison in progress.over(self.comparisons)]
         self.styles = figures.line_styles(self.families)
-        self.timings = timings(results.timing, groups)
+        self.timings = summarise_timings(results.timing, groups)
         self.views = list(map(partial(_view, self), self.comparisons, self.numbers))
 
     @property
@@ -119,7 +119,7 @@ def render(data: PageData) -> str:
         data=data,
         drawn=drawn,
         reading=dict.fromkeys(reading) if shown else (),
-        answers=answers(shown),
+        answers=pack_answers(shown),
         facts=_facts_table(results),
         commands=commands(results.manifest),
         csv=pandas.concat([pandas.DataFrame(), *data.numbers], ignore_index=True).to_csv(
@@ -181,7 +181,7 @@ def _sentences(data: PageData, comparison: Comparison) -> Iterator[Text]:
         if best := comparison.best_at(spec):
             main, *others = findings(comparison, best)
             yield Text(main, "summary", spec)
-            if saved := savings(comparison, best, data.timings):
+            if saved := describe_savings(comparison, best, data.timings):
                 yield Text(saved, "saved", spec)
             yield from (Text(text, budget=spec) for text in others)
     yield from map(Text, smallest_budgets(comparison))

@@ -21,12 +21,12 @@ from eval.results.estimates import (
     Estimate,
     Kind,
     Measure,
-    estimates,
     full_of,
+    make_estimates,
 )
 from eval.results.folder import Results, describe_measure, unfinished_work
 from eval.results.names import ORACLE, SEEN, SELF_SIZED
-from eval.results.records import group_by, policy_groups
+from eval.results.records import Groups, group_by, policy_groups
 from eval.results.settings import MethodSetting, budget_axis, budget_order, sort_families
 from eval.results.shapes import ResultsRow
 from eval.results.stats import Interval
@@ -62,7 +62,7 @@ class Comparison:
     kind: Kind
     protocol: str
     records: Sequence[ResultsRow]
-    groups: Mapping[str | None, str]
+    groups: Groups
     task_sort: SortedTasks
     unfinished: str
     """What the folder lacks (`unfinished_work`); "" where it is complete."""
@@ -121,7 +121,7 @@ class Comparison:
     def tasks(self) -> Mapping[str, Cells]:
         """Numbers by task, also of those that are set apart."""
         return {
-            name: estimates(self.kind, part, self.groups)
+            name: make_estimates(self.kind, part, self.groups)
             for name, part in group_by(self.records, itemgetter("task")).items()
         }
 
@@ -303,7 +303,7 @@ def compare_methods(results: Results, kind: Kind, protocol: str) -> Comparison |
     groups = policy_groups(results.in_plan)
     tasks = sort_tasks(kind, records)
     used = [record for record in records if record["task"] in tasks.usable] or records
-    every = estimates(kind, used, groups)
+    every = make_estimates(kind, used, groups)
     # Only settings that answered all prompts are compared: a folder may have been extended since.
     prompts = {unit for estimate in every.values() for unit in estimate.prompts}
     cells = {key: estimate for key, estimate in every.items() if estimate.prompts == prompts}

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from eval.results import stats
-from eval.results.records import group_by
+from eval.results.records import Groups, group_by
 from eval.results.settings import MethodSetting
 from eval.results.shapes import ResultsRow
 from eval.results.stats import Interval, Scores, Unit
@@ -94,8 +94,8 @@ CellKey = tuple[MethodSetting, str]
 Cells = Mapping[CellKey, Estimate]
 
 
-def estimates(kind: Kind, records: Sequence[ResultsRow], groups: Mapping[str | None, str]) -> Cells:
-    """Numbers of one protocol by method and budget; `groups` as from `policy_groups`.
+def make_estimates(kind: Kind, records: Sequence[ResultsRow], groups: Groups) -> Cells:
+    """Numbers of one protocol by method and budget.
 
     Scores, 0 to 1: the mean over tasks of the mean over prompts. Perplexity: exp(sum of nll / sum
     of reply tokens).

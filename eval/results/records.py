@@ -37,6 +37,8 @@ _SEALED = (*RECORDS, "settings.json", "settings.csv", "budgets.json")
 Record = dict[str, Any]
 Key = tuple[Any, ...]
 Item = TypeVar("Item")
+Groups = Mapping[str | None, str]
+"""Group of every policy label (`policy_groups`)."""
 
 _METHOD_KEY = ("model", "method", "variant", "allocator", "protected", "policy", "protocol")
 KEY_FIELDS = (*_METHOD_KEY, "task", "budget_spec", "example")

@@ -6,7 +6,7 @@ policies that differ only in their training seed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from eval.results.names import ORACLE, SELF_SIZED
-from eval.results.records import group_by, without_seed
+from eval.results.records import Groups, group_by, without_seed
 from eval.results.shapes import MethodFields, ResultsRow
 from kvp.budgets import parse_budget
 from kvp.names import FULL, LEARNED, UNIFORM
@@ -47,8 +47,8 @@ class MethodSetting:
     protected: bool = False
 
     @classmethod
-    def of(cls, record: MethodFields, groups: Mapping[str | None, str]) -> MethodSetting:
-        """The setting of a record of any results file; `groups` as from `policy_groups`."""
+    def of(cls, record: MethodFields, groups: Groups) -> MethodSetting:
+        """The setting of a record of any results file."""
         return cls(
             method=record["method"],
             variant=record["variant"],

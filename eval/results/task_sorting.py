@@ -9,7 +9,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from eval.results.estimates import MEASURES, Kind, estimates, full_of
+from eval.results.estimates import MEASURES, Kind, full_of, make_estimates
 from eval.results.records import group_by
 from eval.results.settings import budget_axis
 from eval.results.shapes import ResultsRow
@@ -65,7 +65,7 @@ def sort_tasks(kind: Kind, records: Iterable[ResultsRow]) -> SortedTasks:
         controls = [record for record in of_task if record["method"] in (FULL, *NULLS)]
         least = next(iter(budget_axis(controls)), None)
         few = [record for record in controls if record["budget_spec"] in (None, least)]
-        cells = estimates(kind, few, defaultdict(str))
+        cells = make_estimates(kind, few, defaultdict(str))
         nulls = {one.label: cell for (one, spec), cell in cells.items() if spec == least}
         if (full := full_of(cells)) is None:
             continue

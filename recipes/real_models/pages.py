@@ -21,7 +21,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from eval.report.costs import passes
+from eval.report.costs import count_passes
 from eval.results.folder import load_results
 from eval.results.records import Record
 from eval.results.settings import budget_order
@@ -201,7 +201,7 @@ def write_costs(timing: Iterable[Record]) -> None:
     prefill = next(record for record in timing if record["method"] == FULL)
     rows = []
     for record in timing:
-        row = {"method": method(record), "passes": passes(record["method"])}
+        row = {"method": method(record), "passes": count_passes(record["method"])}
         for unit in ("flops", "seconds"):
             share = record[f"evict_{unit}"] / prefill[f"prefill_{unit}"]
             row[f"{unit}_percent"] = f"{100 * share:.0f}"

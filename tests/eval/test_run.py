@@ -11,7 +11,7 @@ import torch
 import kvp
 from eval.evaluate import evaluate_together
 from eval.results.folder import load_results
-from eval.run import estimate
+from eval.run import measure_dry_run
 from kvp.data.sources import data_identity
 from kvp.data.task import TaskSettings
 from kvp.errors import ModelError
@@ -247,7 +247,7 @@ def test_a_dry_run_measures_what_a_gpu_has_warmed_up_for(device, passes, monkeyp
     bench = SimpleNamespace(model=SimpleNamespace(device=torch.device(device)))
     prompt = SimpleNamespace(task="chat")
     prepared = SimpleNamespace(work=3 * [(prompt, "query_aware", [])])
-    assert estimate(bench, prepared) == [7]
+    assert measure_dry_run(bench, prepared) == [7]
     each = {1: 8, 2: 1}[passes]
     said = f"{each}.0 s for one prompt, so about 0:00:{3 * each:02} for"
     assert said in capsys.readouterr().err

@@ -7,10 +7,10 @@ import pytest
 
 import kvp
 from eval.report import tables
-from eval.report.costs import timings
+from eval.report.costs import summarise_timings
 from eval.report.figures import drawn_settings, line_styles
 from eval.results.comparison import choose_settings
-from eval.results.estimates import estimates
+from eval.results.estimates import make_estimates
 from eval.results.frame import closing_text, tidy
 from eval.results.records import policy_groups
 from eval.results.sentences import sentences
@@ -24,7 +24,7 @@ GROUPS = {None: "", "seed0": "", "seed1": ""}
 def _chosen(answers, *tuned):
     """Label and note of the setting shown, by family."""
     records = [record for record in answers if record["protocol"] == "query_aware"]
-    cells = estimates("accuracy", records, policy_groups(records))
+    cells = make_estimates("accuracy", records, policy_groups(records))
     chosen = choose_settings(dict.fromkeys(setting for setting, _ in cells), tuned)
     return {setting.family: (setting.label, note) for setting, note in chosen.items()}
 
@@ -232,7 +232,7 @@ def test_terminal_page_and_python_say_the_same(reported):
 
 def test_seconds_and_bytes_are_ratios_to_the_full_cache(made):
     timing = made.timing()
-    full, half = timings(timing[::-1], {None: ""})
+    full, half = summarise_timings(timing[::-1], {None: ""})
     assert (full.budget, full.bytes_to_full, half.budget, half.bytes_to_full) == (None, 1, 8, 0.5)
     # prompt by prompt, so the prompts' own differences leave the ratio alone
     assert half.decode_to_full.mean == pytest.approx(0.75)
@@ -242,12 +242,12 @@ def test_seconds_and_bytes_are_ratios_to_the_full_cache(made):
          "by_prompt": {"evict_seconds": [seconds * k for k in range(6)]}}
         for n, seconds in enumerate((0.002, 0.004))
     ]  # fmt: skip
-    (found,) = timings(kvp, GROUPS)
+    (found,) = summarise_timings(kvp, GROUPS)
     assert found.evict.mean == pytest.approx(0.003 * 2.5)
     assert found.bytes_to_full is None
     for record in timing:
         record["by_prompt"] = {name: times[:5] for name, times in record["by_prompt"].items()}
-    table = tables.costs_of_requests(timings(timing, {None: ""}))
+    table = tables.costs_of_requests(summarise_timings(timing, {None: ""}))
     assert "Seconds are left out: 5 prompts were timed, 6 are the least." in table.caption
     assert table.header[4:] == ["readings of the prompt"]
 
