@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.config import EvalConfig, TuneConfig
+from eval.config import EvalConfig
 from eval.evaluate import Prompt
 from eval.methods import PROTECTIONS, Method, build_methods, check_geometries, protected_tokens
 from eval.results.names import QUERY_AGNOSTIC, READABLE
@@ -192,9 +192,13 @@ def read_model(
 
 
 def prepare(
-    config: EvalConfig, methods: Sequence[Method], loaded: Loaded | None = None
-) -> Prepared:
-    """Load and check all but the weights; raises KvpError on anything the user can mend."""
+    config: EvalConfig, methods: Sequence[Method], loaded: Loaded | None = None,
+    default_budgets: str = EvalConfig.budgets,
+) -> Prepared:  # fmt: skip
+    """Load and check all but the weights; raises KvpError on anything the user can mend.
+
+    Notes on budgets are only made where they are not `default_budgets`.
+    """
     expand_tasks(config.task_list)
     tuning = check_tuning(config, methods)
     geometry, tokenizer, positions = read_model(config, methods, loaded)
@@ -219,7 +223,7 @@ def prepare(
         )
         by_key = {setting.key: setting for setting in reversed(settings)}  # tuned may equal default
         planned[task, protocol] = list(reversed(by_key.values()))
-        if config.budgets not in (EvalConfig.budgets, TuneConfig.budgets):  # somebody named them
+        if config.budgets != default_budgets:  # somebody named them
             notes += small
     return Prepared(
         geometry=geometry,

@@ -216,7 +216,8 @@ def run(config: TuneConfig) -> TunedSettings:
     phase("preparing prompts")
     digests = file_digests(evaluation.policy_list, methods)
     with open_folder(evaluation, digests) as output:
-        tuning = Tuning(config, prepare(evaluation, methods), subjects)
+        prepared = prepare(evaluation, methods, default_budgets=TuneConfig.budgets)
+        tuning = Tuning(config, prepared, subjects)
         bench = load_bench(evaluation, methods)
         weights = weights_digest(bench.model)
         model = model_identity(config.model, config.revision, bench.tokenizer, weights)
