@@ -115,21 +115,24 @@ def without_seed(label: str, seed: float | None) -> str:
 class RecordFile:
     """rows.jsonl of a results folder, and keys and values of the records that it holds."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or create the file, dropping a torn last line; raises ResultsError on damage."""
-        self.path: Place = path
+    def __init__(self, path: Place) -> None:
+        """Read what is there; raises ResultsError on damage."""
+        self.path = path
         self.values: dict[Key, float] = {}
         """Value of every record (`value_of`), by its key."""
         self.digests: dict[tuple[str, str], str] = {}
         """Task and example -> digest of the prompt (`Sample.digest`)."""
-        self._lines = record_lines(path, KEY_FIELDS)
-        self._lines.cut_torn_line()
-        self._remember(read_records(path, KEY_FIELDS) if path.exists() else ())
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the file, dropping a torn last line; raises ResultsError on damage."""
+        record_lines(self.path, KEY_FIELDS).cut_torn_line()
+        self._remember(read_records(self.path, KEY_FIELDS) if self.path.exists() else ())
 
     def append(self, records: Iterable[Record]) -> None:
         """Append records in one write, flushed to the disk."""
         records = list(records)
-        self._lines.append(records)
+        record_lines(self.path, KEY_FIELDS).append(records)
         self._remember(records)
 
     def _remember(self, records: Iterable[Record]) -> None:
@@ -173,12 +176,9 @@ class RecordParts(RecordFile):
 
     def __init__(self, folder: Place) -> None:
         """Read what is there; raises ResultsError on damage."""
-        self.path = folder / ROWS
-        self.values = {}
-        self.digests = {}
         self._folder = folder / PARTS
         self._known: set[str] = set()
-        self.refresh()
+        super().__init__(folder / ROWS)
 
     def refresh(self) -> None:
         """Read the records of other workers; raises ResultsError on damage."""
