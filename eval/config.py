@@ -1,4 +1,4 @@
-"""Settings of kvp eval and of the programs beside it, and the checks that need no model.
+"""Settings of kvp eval, report and compress, and the checks that need no model.
 
 Lists are comma-separated strings, on the command line and in YAML. What a name means (task,
 method, budget) is decided where it is used; this module imports no torch.
@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from eval.results.names import PROTOCOLS, QUERY_AWARE, Protocol
+from eval.results.names import PROTOCOLS
 from kvp import names as known_names
 from kvp.artifacts.manifest import portable, recorded_name
 from kvp.budgets import Budget, parse_budget, parse_budgets
@@ -26,7 +26,6 @@ from kvp.program.settings import (
     DeviceConfig,
     DryRunConfig,
     Group,
-    MemoryConfig,
     ModelConfig,
     ProtectionConfig,
     RunConfig,
@@ -100,7 +99,7 @@ class PromptConfig(DataConfig):
         return None if numbers is None else tuple(map(int, numbers))
 
 
-def _check(flag: str, parse: Callable[[str], object], text: str) -> None:
+def check_flag(flag: str, parse: Callable[[str], object], text: str) -> None:
     """Raise UsageError, naming the flag, where `parse` raises it."""
     try:
         parse(text)
@@ -201,7 +200,7 @@ class EvalConfig(
                 raise ValueError(
                     f"--protocols: no protocol {protocol!r}; use {', '.join(PROTOCOLS)}"
                 )
-        _check("budgets", parse_budgets, self.budgets)
+        check_flag("budgets", parse_budgets, self.budgets)
 
     def check_names(self) -> None:
         """Raise KvpError on a name that cannot exist, and where `kvp` has no policy."""
@@ -251,6 +250,13 @@ class EvalConfig(
         return {name: portable(values[name]) for name in IDENTITY_FIELDS}
 
 
+def evaluation_of(config: PromptConfig, **settings: Any) -> EvalConfig:  # noqa: ANN401
+    """Settings of kvp eval that a program's config shares with it, and others."""
+    shared = {item.name for item in fields(EvalConfig)} & {item.name for item in fields(config)}
+    values = {name: getattr(config, name) for name in shared}
+    return EvalConfig(**values, timing_prompts=0, **settings)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompressConfig(ModelConfig, DeviceConfig):
     """Compress."""
@@ -275,7 +281,7 @@ class CompressConfig(ModelConfig, DeviceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("budget", parse_budget, self.budget)
+        check_flag("budget", parse_budget, self.budget)
 
     @property
     def label(self) -> str:
@@ -316,115 +322,3 @@ class ReportConfig(Group):
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("results",)
     FOLDERS: ClassVar[Mapping[str, str]] = {"results": known_names.NO_RESULTS}
-
-
-def _evaluation(config: TuneConfig | EvolveConfig, **settings: Any) -> EvalConfig:  # noqa: ANN401
-    """Settings of kvp eval: those that the two share, and others."""
-    shared = {item.name for item in fields(EvalConfig)} & {item.name for item in fields(config)}
-    values = {name: getattr(config, name) for name in shared}
-    return EvalConfig(**values, timing_prompts=0, **settings)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, RunConfig):
-    """Tuning."""
-
-    out: str
-    """What is written. A results folder with settings.json and settings.csv: new, empty, or one of
-    the same configuration to resume or extend."""
-    methods: str = "random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o"
-    """Methods, comma separated. What is written with a name is fixed
-    (`snapkv(kernel=7)+ada`), everything else is searched."""
-    allocators: str = "uniform,pyramid,ada,global"
-    """Allocators, comma separated, for every method that names none."""
-    settings_per_method: int = 48
-    """Settings that are tried for each method and protocol, published presets among them. A search
-    whose best number is then at an end of what was tried goes on beyond it, with up to as many."""
-    budgets: str = "6%,12.5%,25%,50%"
-    """Tokens kept per KV head on average, comma separated, protected ones included; `%` is of the
-    tokens in the cache."""
-    protocols: str = ",".join(PROTOCOLS)
-    """Whether compression sees the question."""
-    prompts: int = 20
-    """Prompts per task."""
-    split: Literal["validation", "train"] = "validation"
-    """Which split of keys, values and haystack text (or rows) prompts come from."""
-
-    MINIMUMS: ClassVar[Bounds] = {"settings_per_method": 2, "prompts": 1}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.evaluation  # reading it checks it
-
-    def check_names(self) -> None:
-        """Raise KvpError as kvp eval does."""
-        self.evaluation.check_names()
-
-    @property
-    def evaluation(self) -> EvalConfig:
-        """The settings of the measurement, as kvp eval takes them."""
-        return _evaluation(self)
-
-
-RUN_ONLY = ("out", "device", "decode_batch", "memory_gb")
-"""Settings that do not decide what a search finds, or that it does not read."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvolveConfig(
-    PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, MemoryConfig, RunConfig
-):
-    """Search."""
-
-    out: str
-    """What is written. A folder for budgets.json: new, empty, or one of the same search to
-    resume."""
-    scorer: str = "snapkv"
-    """Method that ranks the tokens: `name`, `name:preset`, `name(option=value)`, or `kvp` with
-    --policies."""
-    budget: str = "12.5%"
-    """Tokens kept per KV head on average, protected ones included; `%` is of the tokens in the
-    cache."""
-    protocol: Protocol = QUERY_AWARE
-    """Whether compression sees the question."""
-    protection: Literal["on", "off"] = "on"
-    split: Literal["validation", "train"] = "validation"
-    """Which split of keys, values and haystack text (or rows) prompts come from."""
-    memory_gb: float = 8.0
-    search_prompts: int = 30
-    """Prompts of the search, spread evenly over the tasks; the same ones for every candidate."""
-    holdout: int = 60
-    """Further prompts on which the result is compared with uniform budgets (0: no comparison)."""
-    group: int = 8
-    """Consecutive layers searched together, bottom to top; the last group may be smaller."""
-    generations: int = 10
-    """CMA-ES generations per group."""
-    constraint: Literal["project", "soft"] = "project"
-    """Rescale every candidate to the budget, or only reward staying below it (as published)."""
-
-    MINIMUMS: ClassVar[Bounds] = {"search_prompts": 1, "holdout": 0, "group": 1, "generations": 1}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not split_list(self.scorer):
-            raise ValueError("--scorer is empty")
-        _check("budget", parse_budget, self.budget)
-
-    def check_names(self) -> None:
-        """Raise KvpError on an unknown scorer, and as kvp eval does."""
-        known_names.check_methods([self.scorer], "scorer", (KVZAP, LEARNED))
-        self.evaluation.check_names()
-
-    @property
-    def target(self) -> Budget:
-        """Budget of the search."""
-        return parse_budget(self.budget)
-
-    @property
-    def evaluation(self) -> EvalConfig:
-        """The settings of model and scorer, as kvp eval takes them."""
-        return _evaluation(self, methods=self.scorer)
-
-    def identity(self) -> dict[str, Any]:
-        """The settings every run of one search must share."""
-        return {name: value for name, value in asdict(self).items() if name not in RUN_ONLY}

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from eval.config import EvalConfig, EvolveConfig
+from eval.config import EvalConfig
 from eval.evaluate import Bench, Prompt, measure_outcomes
+from eval.evolve.config import EvolveConfig
 from eval.evolve.search import (
     FORMAT,
     GAMMA,

@@ -15,7 +15,6 @@ from dataclasses import replace
 
 import pandas
 
-from eval.config import TuneConfig
 from eval.evaluate import Bench, identify
 from eval.methods import (
     PROTECTIONS,
@@ -33,6 +32,7 @@ from eval.results.names import ROWS
 from eval.results.records import RecordFile, group_by, key_of, seal
 from eval.results.stats import Unit, bootstrap_mean
 from eval.results.tuned_settings import FORMAT, SETTINGS, Scored, TunedSettings
+from eval.tune.config import TuneConfig
 from eval.tune.search import Search, next_batch
 from eval.work import evaluate_all, load_bench
 from kvp.artifacts.files import atomic_write_bytes, digest_json

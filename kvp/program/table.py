@@ -93,7 +93,7 @@ PROGRAMS = {
         ("kvp list",),
     ),
     "tune": Program(
-        "eval.config:TuneConfig",
+        "eval.tune.config:TuneConfig",
         "eval.tune.run:run",
         "Choose options, allocator and protection of every method on validation prompts. Each "
         "method has the same number of settings, in every protocol, and up to as many again while "
@@ -107,7 +107,7 @@ PROGRAMS = {
         ),
     ),
     "evolve": Program(
-        "eval.config:EvolveConfig",
+        "eval.evolve.config:EvolveConfig",
         "eval.evolve.run:run",
         "Choose budgets per layer by evolution (EvolKV). Writes budgets.json, which any method "
         "uses as allocator `evolved:FILE`. Interrupted searches resume.",

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from eval.config import EvolveConfig
 from eval.evaluate import evaluate_prompt, measure_future_attention, run_prefix, select_tokens
+from eval.evolve.config import EvolveConfig
 from eval.evolve.run import PromptSet, plan_search
 from eval.methods import build_methods
 from eval.prepare import load_prompts

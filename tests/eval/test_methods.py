@@ -3,10 +3,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from eval.config import EvalConfig, TuneConfig
+from eval.config import EvalConfig
 from eval.method_listing import run as print_methods
 from eval.methods import build_methods, policy_sources
 from eval.prepare import methods_of
+from eval.tune.config import TuneConfig
 from kvp.errors import PolicyError, UsageError
 from kvp.program.settings import Group
 from policies import make_scorer, split_method
@@ -156,9 +157,8 @@ def test_shipped_configurations_are_sound(path):
     settings = yaml.safe_load(path.read_text())
     if "methods" not in settings:  # another program's
         return
-    if "settings_per_method" in settings:
-        config = TuneConfig(out="unused", **settings).evaluation
-    else:
-        config = EvalConfig(out="unused", **settings)
+    tuned = "settings_per_method" in settings
+    config = (TuneConfig if tuned else EvalConfig)(out="unused", **settings)
+    config = config.evaluation if tuned else config
     methods = [spec for spec in config.method_list if split_method(spec)[0] != "kvp"]
     assert build_methods(methods, allocators=config.allocator_list)

@@ -4,8 +4,8 @@ import os
 import subprocess
 from pathlib import Path
 
-from eval.config import TuneConfig
 from eval.results.tuned_settings import load_settings
+from eval.tune.config import TuneConfig
 from eval.tune.run import subjects_of
 from kvp.names import split_list
 from kvp.program.command_line import parse

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import eval.evolve.run
-from eval.config import EvolveConfig
+from eval.evolve.config import EvolveConfig
 from eval.evolve.run import plan_search
 from eval.evolve.search import Journal
 from kvp.artifacts.files import JsonLines

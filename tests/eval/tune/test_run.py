@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from eval.config import TuneConfig
 from eval.results.records import read_records
 from eval.results.tuned_settings import load_settings
+from eval.tune.config import TuneConfig
 from eval.tune.run import subjects_of
 from eval.tune.search import next_batch
 from kvp.errors import ResultsError

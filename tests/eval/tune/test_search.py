@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from eval.config import TuneConfig
+from eval.tune.config import TuneConfig
 from eval.tune.run import subjects_of
 from eval.tune.search import next_batch
 from policies.registry import SCORERS

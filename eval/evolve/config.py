@@ -1,0 +1,76 @@
+"""Settings of `kvp evolve`; no torch here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
+
+from eval.config import EvalConfig, MeasureConfig, PromptConfig, check_flag, evaluation_of
+from eval.results.names import QUERY_AWARE, Protocol
+from kvp import names as known_names
+from kvp.budgets import Budget, parse_budget
+from kvp.names import KVZAP, LEARNED, split_list
+from kvp.program.settings import Bounds, MemoryConfig, ModelConfig, ProtectionConfig, RunConfig
+
+RUN_ONLY = ("out", "device", "decode_batch", "memory_gb")
+"""Settings that do not decide what a search finds, or that it does not read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvolveConfig(
+    PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, MemoryConfig, RunConfig
+):
+    """Search."""
+
+    out: str
+    """What is written. A folder for budgets.json: new, empty, or one of the same search to
+    resume."""
+    scorer: str = "snapkv"
+    """Method that ranks the tokens: `name`, `name:preset`, `name(option=value)`, or `kvp` with
+    --policies."""
+    budget: str = "12.5%"
+    """Tokens kept per KV head on average, protected ones included; `%` is of the tokens in the
+    cache."""
+    protocol: Protocol = QUERY_AWARE
+    """Whether compression sees the question."""
+    protection: Literal["on", "off"] = "on"
+    split: Literal["validation", "train"] = "validation"
+    """Which split of keys, values and haystack text (or rows) prompts come from."""
+    memory_gb: float = 8.0
+    search_prompts: int = 30
+    """Prompts of the search, spread evenly over the tasks; the same ones for every candidate."""
+    holdout: int = 60
+    """Further prompts on which the result is compared with uniform budgets (0: no comparison)."""
+    group: int = 8
+    """Consecutive layers searched together, bottom to top; the last group may be smaller."""
+    generations: int = 10
+    """CMA-ES generations per group."""
+    constraint: Literal["project", "soft"] = "project"
+    """Rescale every candidate to the budget, or only reward staying below it (as published)."""
+
+    MINIMUMS: ClassVar[Bounds] = {"search_prompts": 1, "holdout": 0, "group": 1, "generations": 1}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not split_list(self.scorer):
+            raise ValueError("--scorer is empty")
+        check_flag("budget", parse_budget, self.budget)
+
+    def check_names(self) -> None:
+        """Raise KvpError on an unknown scorer, and as kvp eval does."""
+        known_names.check_methods([self.scorer], "scorer", (KVZAP, LEARNED))
+        self.evaluation.check_names()
+
+    @property
+    def target(self) -> Budget:
+        """Budget of the search."""
+        return parse_budget(self.budget)
+
+    @property
+    def evaluation(self) -> EvalConfig:
+        """The settings of model and scorer, as kvp eval takes them."""
+        return evaluation_of(self, methods=self.scorer)
+
+    def identity(self) -> dict[str, Any]:
+        """The settings every run of one search must share."""
+        return {name: value for name, value in asdict(self).items() if name not in RUN_ONLY}

@@ -1,0 +1,50 @@
+"""Settings of `kvp tune`; no torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from eval.config import EvalConfig, MeasureConfig, PromptConfig, evaluation_of
+from kvp.program.settings import Bounds, ModelConfig, ProtectionConfig, RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, RunConfig):
+    """Tuning."""
+
+    out: str
+    """What is written. A results folder with settings.json and settings.csv: new, empty, or one of
+    the same configuration to resume or extend."""
+    methods: str = "random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o"
+    """Methods, comma separated. What is written with a name is fixed
+    (`snapkv(kernel=7)+ada`), everything else is searched."""
+    allocators: str = "uniform,pyramid,ada,global"
+    """Allocators, comma separated, for every method that names none."""
+    settings_per_method: int = 48
+    """Settings that are tried for each method and protocol, published presets among them. A search
+    whose best number is then at an end of what was tried goes on beyond it, with up to as many."""
+    budgets: str = "6%,12.5%,25%,50%"
+    """Tokens kept per KV head on average, comma separated, protected ones included; `%` is of the
+    tokens in the cache."""
+    protocols: str = EvalConfig.protocols
+    """Whether compression sees the question."""
+    prompts: int = 20
+    """Prompts per task."""
+    split: Literal["validation", "train"] = "validation"
+    """Which split of keys, values and haystack text (or rows) prompts come from."""
+
+    MINIMUMS: ClassVar[Bounds] = {"settings_per_method": 2, "prompts": 1}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.evaluation  # reading it checks it
+
+    def check_names(self) -> None:
+        """Raise KvpError as kvp eval does."""
+        self.evaluation.check_names()
+
+    @property
+    def evaluation(self) -> EvalConfig:
+        """The settings of the measurement, as kvp eval takes them."""
+        return evaluation_of(self)
