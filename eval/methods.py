@@ -34,7 +34,11 @@ PROTECTIONS = {"both": (True, False), "on": (True,), "off": (False,)}
 
 @dataclass(frozen=True, kw_only=True)
 class Method(MethodSetting):
-    """A method that runs: its setting, and what chooses tokens in it."""
+    """A method that runs: its setting, and what chooses tokens in it.
+
+    `method`, `variant`, `policy` and `allocator` are names, as in records; `scorer` and
+    `allocator_object` are the objects that rank tokens and split the budget.
+    """
 
     scorer: Scorer | None = field(default=None, compare=False)
     """What ranks the tokens; None for the full cache."""
@@ -82,7 +86,7 @@ Given = str | Scorer | type[Scorer] | tuple[Scorer | type[Scorer], Allocator]
 
 
 def _sides(method: Given) -> tuple[str | Scorer, str | Allocator | None]:
-    """Scorer and allocator, names as they are."""
+    """Scorer and allocator of a method; a name stays a name, a class becomes an object."""
     if isinstance(method, str):
         return split_method(method)
     scorer, allocator = method if isinstance(method, tuple) else (method, None)
