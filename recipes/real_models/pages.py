@@ -23,6 +23,7 @@ from matplotlib.ticker import NullLocator
 
 from eval.report.costs import count_passes
 from eval.results.folder import load_results
+from eval.results.names import QUERY_AGNOSTIC, QUERY_AWARE
 from eval.results.records import Record
 from eval.results.settings import budget_order
 from eval.results.stats import (
@@ -58,7 +59,6 @@ LAST_TURN = (RECENCY, "4")
 """Method and budget whose cache holds a dialogue's last turn and four first tokens."""
 LEAST_GAIN = 0.05
 """Nats per token of the reply."""
-SEEN, UNSEEN = "query_aware", "query_agnostic"
 BASELINES = {
     "full cache": FULL,
     OURS: OURS,
@@ -143,7 +143,7 @@ def gain(records: Iterable[Record]) -> Iterator[tuple[Key, Interval]]:
         for record in group:
             losses[record["example"]].append(record["nll"] / record["reply_tokens"])
         nll[key] = {example: fmean(values) for example, values in losses.items()}
-    full, last = nll.pop((UNSEEN, FULL, FULL)), nll.pop((UNSEEN, *LAST_TURN), {})
+    full, last = nll.pop((QUERY_AGNOSTIC, FULL, FULL)), nll.pop((QUERY_AGNOSTIC, *LAST_TURN), {})
     gains = {name: last[name] - full[name] for name in full if name in last}
     counted = [name for name, value in gains.items() if value >= LEAST_GAIN]
     if not counted:
@@ -214,7 +214,7 @@ def texts() -> Iterator[str]:
     yield "| method | WikiText-2 | novels | articles |\n|---|--:|--:|--:|"
     for label, start in READERS.items():
         names = (f"text-{name}" for name in ("wiki", "novels", "news"))
-        row = [_cell(name, UNSEEN, "12.5%", start, digits=2) for name in names]
+        row = [_cell(name, QUERY_AGNOSTIC, "12.5%", start, digits=2) for name in names]
         yield f"| {label} | {' | '.join(row)} |"
 
 
@@ -222,7 +222,7 @@ def kept() -> Iterator[str]:
     """Right answers in %: baselines of 600 prompts, recency on some of them."""
     budgets = ("2%", "6%", "12.5%", "25%")
     yield f"| question | method | {' | '.join(budgets)} |\n|---|---|{'--:|' * len(budgets)}"
-    for question, protocol in (("seen", SEEN), ("not seen", UNSEEN)):
+    for question, protocol in (("seen", QUERY_AWARE), ("not seen", QUERY_AGNOSTIC)):
         for label, start in BASELINES.items():
             results = "references" if start == RECENCY else "fresh"
             row = [_cell(results, protocol, budget, start) for budget in budgets]
@@ -241,7 +241,7 @@ def draw(path: Path) -> None:
     names = sorted({key[1] for key in answers} - {FULL}, key=lambda name: (name != OURS, name))
     figure = Figure(figsize=(10, 7), layout="constrained")
     panels = figure.subplots(2, 2)
-    titles = {SEEN: "question seen", UNSEEN: "question not seen"}
+    titles = {QUERY_AWARE: "question seen", QUERY_AGNOSTIC: "question not seen"}
     for (protocol, title), (quality, cost) in zip(titles.items(), panels, strict=True):
         for name, marker, color in zip(
             names, "osD^vP", ("C3", "C0", "C1", "C2", "C4", "C5"), strict=True
