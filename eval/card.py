@@ -47,26 +47,16 @@ def model_card(
     trained_by = [shown_text(run["command"]) for run in runs if run.get("command")]
     card = ModelCard.from_template(
         ModelCardData(
-            base_model=base_model if on_hub else None,
-            library_name="kvp",
-            license=license,
+            base_model=base_model if on_hub else None, library_name="kvp", license=license,
             tags=["kv-cache", "kv-cache-eviction", "kvp"],
         ),
         template_str=(resources.files("eval") / "card.jinja").read_text("utf-8"),
-        allocator=allocator,
-        base_model=base_model,
-        calibration=policy.calibration,
-        data=training.get("text", {}).get("data"),
-        geometry=meta.geometry,
-        meta=meta,
-        name=name,
-        parameters=sum(tensor.numel() for tensor in policy.rankers.parameters()),
-        results=measured,
-        skills=list(_skills(meta)),
-        spec=policy.rankers.spec,
-        trained_by=[command.replace("`", "'") for command in trained_by],
-        training=training,
-    )
+        allocator=allocator, base_model=base_model, calibration=policy.calibration,
+        data=training.get("text", {}).get("data"), geometry=meta.geometry, meta=meta, name=name,
+        parameters=sum(tensor.numel() for tensor in policy.rankers.parameters()), results=measured,
+        skills=list(_skills(meta)), spec=policy.rankers.spec,
+        trained_by=[command.replace("`", "'") for command in trained_by], training=training,
+    )  # fmt: skip
     return f"{str(card).rstrip()}\n"
 
 

@@ -113,15 +113,11 @@ def load_task_prompts(
             raise UsageError(f"--tasks {name}: sample {sample.id} has no reply to measure")
         prompts.append(
             Prompt(
-                task=sample.task,
-                requested_as=name,
-                sample=sample,
-                encoded=encoded,
-                scored_by=task.score,
-                evidence=evidence_tokens(sample, encoded, tokenizer),
+                task=sample.task, requested_as=name, sample=sample, encoded=encoded,
+                scored_by=task.score, evidence=evidence_tokens(sample, encoded, tokenizer),
                 readable=seen[sample.task] < READABLE,
             )
-        )
+        )  # fmt: skip
         seen[sample.task] += 1
     notes = list(getattr(samples, "notes", ()))
     if not prompts:
@@ -166,11 +162,9 @@ class Prepared:
 def methods_of(config: EvalConfig) -> tuple[Method, ...]:
     """Methods of a run; errors as `build_methods`."""
     return build_methods(
-        config.method_list,
-        allocators=config.allocator_list,
-        policies=config.policy_list,
+        config.method_list, allocators=config.allocator_list, policies=config.policy_list,
         seed=config.seed,
-    )
+    )  # fmt: skip
 
 
 def read_model(
@@ -226,13 +220,10 @@ def prepare(
         if config.budgets != default_budgets:  # somebody named them
             notes += small
     return Prepared(
-        geometry=geometry,
-        tokenizer=tokenizer,
-        methods=methods,
-        prompts=tuple(prompts),
+        geometry=geometry, tokenizer=tokenizer, methods=methods, prompts=tuple(prompts),
         work=tuple((prompt, name, planned[prompt.task, name]) for prompt, name in work),
         notes=tuple(dict.fromkeys(notes)),
-    )
+    )  # fmt: skip
 
 
 def _check_names(model: str, methods: Sequence[Method], prompts: Sequence[Prompt]) -> None:

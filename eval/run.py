@@ -65,12 +65,9 @@ from kvp.progress import phase, say
 
 
 def run(
-    config: EvalConfig,
-    loaded: Loaded | None = None,
-    *,
-    temporary: bool = False,
-    printed: bool = True,
-) -> Sequence[Mapping[str, Any]]:
+    config: EvalConfig, loaded: Loaded | None = None, *,
+    temporary: bool = False, printed: bool = True,
+) -> Sequence[Mapping[str, Any]]:  # fmt: skip
     """Run kvp eval and return the records of rows.jsonl, those of earlier runs included.
 
     A worker that ends while others are at work returns none: the last one closes the run.
@@ -255,12 +252,8 @@ def run_from_python(
         if dtype not in (known := get_args(DtypeName)):
             raise UsageError(f"model= computes in {dtype}: load it in one of {', '.join(known)}")
         with ready(model):
-            described = replace(
-                config,
-                model=name_of(model) or type(model).__name__,
-                dtype=dtype,
-                device=str(model.device),
-            )
+            name, device = name_of(model) or type(model).__name__, str(model.device)
+            described = replace(config, model=name, dtype=dtype, device=device)
             records = run(described, loaded, temporary=temporary, printed=False)
     if config.dry_run or not records:
         return pd.DataFrame(records)

@@ -149,12 +149,9 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     geometry, tokenizer, positions = read_model(config.evaluation, [method])
     phase("preparing prompts")
     search_prompts, held_out = split_prompts(
-        TaskSettings.of(config),
-        tokenizer,
-        positions,
-        searched=config.search_prompts,
-        compared=config.holdout,
-    )
+        TaskSettings.of(config), tokenizer, positions,
+        searched=config.search_prompts, compared=config.holdout,
+    )  # fmt: skip
     protection = protected_tokens(config) if config.protection == "on" else UNPROTECTED
     cached = [prompt.boundary(config.protocol) for prompt in search_prompts]
     plan = plan_search(config, geometry.layers, protection, cached)
@@ -181,17 +178,10 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     others = prompt_set(prompts=held_out, free_bytes=0)  # run once: no prefill is kept
     budgets = BudgetFile(
         model={"id": recorded_name(config.model), "revision": config.revision},
-        layers=geometry.layers,
-        kv_heads=geometry.kv_heads,
-        scorer=config.scorer,
-        protocol=config.protocol,
-        protection=protection,
-        budget=plan.budget,
-        cached_tokens=plan.maximum,
-        counts=elite.scheme,
-        seed=config.seed,
-        made_by=_made_by(plan, journal, elite),
-        held_out=_held_out(others, plan, elite),
+        layers=geometry.layers, kv_heads=geometry.kv_heads, scorer=config.scorer,
+        protocol=config.protocol, protection=protection, budget=plan.budget,
+        cached_tokens=plan.maximum, counts=elite.scheme, seed=config.seed,
+        made_by=_made_by(plan, journal, elite), held_out=_held_out(others, plan, elite),
         data={
             "tasks": list(dict.fromkeys(prompt.task for prompt in search_prompts)),
             "split": config.split,
@@ -199,7 +189,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
             "prompts": len(search_prompts),
             "sha256": digest_json([prompt.ids.tolist() for prompt in search_prompts]),
         },
-    )
+    )  # fmt: skip
     save_budgets(folder / BUDGET_FILE, budgets, manifest)
     seal(folder)
 
@@ -282,19 +272,14 @@ def plan_search(
 def _made_by(plan: SearchPlan, journal: Journal, elite: Elite) -> dict[str, Any]:
     start = journal.generations[0]
     return {
-        "constraint": plan.constraint,
-        "lambda": LAMBDA,
-        "gamma": GAMMA,
-        "sigma": SIGMA,
-        "reach": REACH,
-        "group": plan.group,
-        "generations": len(journal.generations) - 1,
+        "constraint": plan.constraint, "lambda": LAMBDA, "gamma": GAMMA, "sigma": SIGMA,
+        "reach": REACH, "group": plan.group, "generations": len(journal.generations) - 1,
         "evaluations": sum(entry.evaluated for entry in journal.generations),
         "seconds": sum(entry.seconds for entry in journal.generations),
         "uniform": {"score": start.scores[0], "fitness": start.fitness[0]},
         "elite": {"score": elite.score, "fitness": elite.fitness},
         "best_fitness": [max(entry.fitness) for entry in journal.generations],
-    }
+    }  # fmt: skip
 
 
 def _held_out(others: PromptSet, plan: SearchPlan, elite: Elite) -> dict[str, Any] | None:
@@ -308,12 +293,9 @@ def _held_out(others: PromptSet, plan: SearchPlan, elite: Elite) -> dict[str, An
     interval = paired_difference({None: ours}, {None: theirs}, seed=plan.seed)
     score, uniform = others.means(values)
     return {
-        "prompts": len(units),
-        "score": score,
-        "uniform": uniform,
-        "difference": interval.mean,
-        "interval": [interval.low, interval.high],
-    }
+        "prompts": len(units), "score": score, "uniform": uniform,
+        "difference": interval.mean, "interval": [interval.low, interval.high],
+    }  # fmt: skip
 
 
 def print_budgets(budgets: BudgetFile) -> None:

@@ -316,12 +316,8 @@ def load(
     if dtype == "auto":
         declared = str(load_config(pretrained, revision=revision).dtype).removeprefix("torch.")
         dtype = declared if declared in get_args(DtypeName) else "float32"
-    model, own = load_model(
-        pretrained,
-        device=_device(device),
-        dtype=str(dtype).removeprefix("torch."),
-        revision=revision,
-    )
+    dtype = str(dtype).removeprefix("torch.")
+    model, own = load_model(pretrained, device=_device(device), dtype=dtype, revision=revision)
     return None if local_folder(pretrained) else pretrained, model, tokenizer or own
 
 

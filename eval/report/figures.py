@@ -112,11 +112,9 @@ def drawn_settings(comparison: Comparison, maximum: int = 12) -> Shown:
 
 
 def draw_quality(
-    comparison: Comparison,
-    shown: Shown,
-    styles: Mapping[str, Mapping[str, Any]],
+    comparison: Comparison, shown: Shown, styles: Mapping[str, Mapping[str, Any]],
     title: Sequence[str],
-) -> Figure:
+) -> Figure:  # fmt: skip
     """Curves, those in front with intervals; the full cache is a horizontal line.
 
     The first method of `Comparison.best` and the best other one are bold. `title` has the lines
@@ -167,14 +165,9 @@ def _places(comparison: Comparison) -> dict[str, float]:
 
 
 def _curve(
-    axes: Axes,
-    comparison: Comparison,
-    setting: MethodSetting,
-    shift: float,
-    style: Mapping[str, Any],
-    *,
-    with_intervals: bool,
-) -> None:
+    axes: Axes, comparison: Comparison, setting: MethodSetting, shift: float,
+    style: Mapping[str, Any], *, with_intervals: bool,
+) -> None:  # fmt: skip
     """A setting's numbers against its budgets; places are multiplied by `shift`."""
     places, scale = _places(comparison), comparison.measure.scale
     shares = are_shares(places)

@@ -196,12 +196,9 @@ class Comparison:
         others = rank(setting for setting in compared if setting.method != LEARNED)
         ranked = [family[0] for family in group_by(others, lambda setting: setting.family).values()]
         return Best(
-            budget=budget,
-            learned=bool(learned),
+            budget=budget, learned=bool(learned), ranked=ranked, compared=[*compared, *nulls],
             settings=[*learned, *ranked[: 2 - len(learned)], *rank(nulls)[:1]],
-            ranked=ranked,
-            compared=[*compared, *nulls],
-        )
+        )  # fmt: skip
 
     @cached_property
     def gaps(self) -> Mapping[CellKey, Interval]:
@@ -312,18 +309,12 @@ def compare_methods(results: Results, kind: Kind, protocol: str) -> Comparison |
     # A setting that lacks prompts is shown only where its method has no other.
     able = [one for one in settings if one in whole or one.family not in having]
     return Comparison(
-        kind=kind,
-        protocol=protocol,
-        records=records,
-        groups=groups,
-        task_sort=tasks,
-        unfinished=unfinished_work(results),
-        cells=cells,
+        kind=kind, protocol=protocol, records=records, groups=groups, task_sort=tasks,
+        unfinished=unfinished_work(results), cells=cells, results=results,
         choices=choose_settings(
             sorted(able, key=lambda one: order.index(one.family)), tuned_under(results, protocol)
         ),
-        results=results,
-    )
+    )  # fmt: skip
 
 
 def compare_all(results: Results) -> list[Comparison]:

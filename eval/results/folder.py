@@ -51,12 +51,9 @@ INPUT_FLAGS = ("essays", "squad", "hotpotqa", "chat", "text", "data")
 """Settings that name files or folders which prompts come from."""
 
 RESULTS = FolderKind(
-    noun="results folder",
-    marker=MANIFEST,
-    error=ResultsError,
-    format=FORMAT,
+    noun="results folder", marker=MANIFEST, error=ResultsError, format=FORMAT,
     optional=("model_digest",),
-)
+)  # fmt: skip
 
 
 def open_folder(
@@ -97,17 +94,11 @@ def input_digests(config: object) -> dict[str, str]:
 
 
 def write_manifest(
-    folder: OutputFolder,
-    config: EvalConfig,
-    policies: Mapping[str, str],
-    notes: Sequence[str],
-    *,
-    model_digest: Mapping[str, Any] | None = None,
-    layers: Sequence[int] = (),
-    planned: Sequence[Mapping[str, Any]] = (),
-    trained: Mapping[str, Sequence[str]] | None = None,
+    folder: OutputFolder, config: EvalConfig, policies: Mapping[str, str], notes: Sequence[str], *,
+    model_digest: Mapping[str, Any] | None = None, layers: Sequence[int] = (),
+    planned: Sequence[Mapping[str, Any]] = (), trained: Mapping[str, Sequence[str]] | None = None,
     tuned: Iterable[TunedSettings] = (),
-) -> None:
+) -> None:  # fmt: skip
     """Write the manifest of a claimed folder before any record of this run; every worker does.
 
     Fetches what is there, where the folder lies in an object store. `model_digest` tells the model
@@ -251,17 +242,13 @@ def load_results(folder: Path) -> Results:
     if not read[ROWS]:
         raise ResultsError(f"{folder} holds no {ROWS} with records yet; repeat its kvp eval")
     return Results(
-        folder=folder,
-        manifest=manifest,
-        records=read[ROWS],
-        timing=read[TIMING],
+        folder=folder, manifest=manifest, records=read[ROWS], timing=read[TIMING],
         tuned=tuple(
             TunedSettings.from_json(settings, str(folder / MANIFEST))
             for settings in manifest.get("tuned", {}).values()
         ),
-        notes=tuple(notes),
-        altered=altered_part(folder, manifest),
-    )
+        notes=tuple(notes), altered=altered_part(folder, manifest),
+    )  # fmt: skip
 
 
 def commands(manifest: Mapping[str, Any]) -> list[str]:

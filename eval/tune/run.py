@@ -89,15 +89,10 @@ def _search(config: TuneConfig, spec: str, allocator_spec: str | None) -> Search
         for protected in PROTECTIONS[config.protection]
     ]
     return Search(
-        requested=requested,
-        scorer=spec,
-        runs=tuple(runs),
-        start=tuple(dict.fromkeys(start)),
+        requested=requested, scorer=spec, runs=tuple(runs), start=tuple(dict.fromkeys(start)),
         options={name: values for name, values in grid.items() if name not in fixed},
-        allocators=allocators,
-        allocator_options=allocator_spec is None,
-        tokens=config.length,
-    )
+        allocators=allocators, allocator_options=allocator_spec is None, tokens=config.length,
+    )  # fmt: skip
 
 
 class Tuning:

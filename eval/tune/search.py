@@ -51,13 +51,11 @@ class Search:
     def tuned(self) -> Tuned:
         """What was chosen, and from how many."""
         return Tuned(
-            method=self.runs[0].method,
-            requested=self.requested,
-            protocol=self.protocol,
+            method=self.runs[0].method, requested=self.requested, protocol=self.protocol,
             chosen=max(self.scored.values(), key=lambda scored: scored.score),
             published=tuple(filter(None, map(self.scored.get, self.start))),
             tried=len(self.scored),
-        )
+        )  # fmt: skip
 
     def spec(self, method: Method) -> str:
         """Specification of a setting's scorer, for `--methods`."""
