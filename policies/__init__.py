@@ -9,7 +9,6 @@ from policies.policy_files import load_policy
 from policies.registry import (
     SCORERS,
     both_sides,
-    build_scorer,
     make_allocator,
     make_method,
     make_scorer,
@@ -34,5 +33,5 @@ def resolve_method(scorer: Any, allocator: Any = None) -> tuple[Any, Any]:  # no
         path = is_address(left) or ("/" in left and ":" not in left)
         if path or left in BUNDLED or (left and left not in SCORERS and Path(left).is_dir()):
             left = load_policy(left)
-    left = build_scorer(left, policies=True)
+    left = make_scorer(left, policies=True)
     return (left, None) if allocator is None else make_method(left, allocator)

@@ -131,19 +131,15 @@ def attention_free(method: str) -> bool:
     return replace(SCORERS[method]().needs, budget=False) == Needs()
 
 
-def make_scorer(spec: str | Specification | Scorer | type[Scorer]) -> Scorer:
+def make_scorer(
+    spec: str | Specification | Scorer | type[Scorer], *, policies: bool = False
+) -> Scorer:
     """Build a scorer from a specification, also parsed, or a class; a scorer is returned.
 
     Raises UsageError, in one line, on an unknown method, preset or option, a value that is not
-    allowed, an object that cannot be used or takes a built-in name.
+    allowed, an object that cannot be used or takes a built-in name. With `policies` the message on
+    an unknown method lists policies, too.
     """
-    return build_scorer(spec)
-
-
-def build_scorer(
-    spec: str | Specification | Scorer | type[Scorer], *, policies: bool = False
-) -> Scorer:
-    """`make_scorer`; with `policies` its message on an unknown method lists them, too."""
     known = {name: kind.build for name, kind in SCORERS.items()}
     made, label = _build(spec, "method", {**known, **FROM_OUTSIDE}, policies=policies)
     scorer = as_scorer(made)
