@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kvp.names import ALL_NULLS, FULL, KVZAP, LEARNED
 from kvp.program.settings import Group
-from policies.base import Options, option_names
+from policies.base import Component, option_names
 from policies.registry import ALLOCATORS, PLAIN, SCORERS, attention_free, needs_in_words
 
 HEAD = """\
@@ -43,7 +43,7 @@ def _scorer_lines() -> Iterator[str]:
 def _scorers(*, null: bool) -> Iterator[str]:
     for entry in SCORERS.values():
         if entry.null == null:
-            free = " (attention-free)" if attention_free(entry.method) else ""
+            free = " (attention-free)" if attention_free(entry.base_name) else ""
             yield from _component(entry, free, ("reads", needs_in_words(entry().needs)))
 
 
@@ -54,11 +54,11 @@ def _allocator_lines() -> Iterator[str]:
         yield from _component(entry, sizes, ("needs", entry.reads))
 
 
-def _component(entry: type[Options], note: str, inputs: tuple[str, str]) -> Iterator[str]:
+def _component(entry: type[Component], note: str, inputs: tuple[str, str]) -> Iterator[str]:
     presets, options = ", ".join(entry.presets), ", ".join(option_names(entry))
     facts = [inputs, ("costs", entry.cost), ("presets", presets), ("options", options)]
     line = str(entry.__doc__).removeprefix("Keep ").rstrip(".")
-    yield from _entry(entry.method, f"{line[0].lower()}{line[1:]}{note}", facts)
+    yield from _entry(entry.base_name, f"{line[0].lower()}{line[1:]}{note}", facts)
 
 
 def _entry(name: str, line: str, facts: Sequence[tuple[str, str]]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from kvp.program.settings import ProtectionConfig
 from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
 from kvp.scoring import Scorer
 from policies import load_policy, make_allocator, make_scorer, sizes_itself, split_method
-from policies.base import Options
+from policies.base import Component
 from policies.controls import Random
 from policies.learned import LearnedScorer
 from policies.registry import ALLOCATORS, NULLS, SCORERS, Specification, make_method, parse
@@ -161,7 +161,7 @@ def _refuse_namesakes(methods: Iterable[Method]) -> None:
     for method in methods:
         both = (method.scorer, method.allocator_object)
         for made, written in zip(both, method.written, strict=True):
-            if made is None or written is None or isinstance(made, Options):
+            if made is None or written is None or isinstance(made, Component):
                 continue
             if named.setdefault((isinstance(made, Allocator), made.name), written) != written:
                 raise UsageError(

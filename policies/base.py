@@ -43,11 +43,11 @@ goes on by halves and doubles while the best is at one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Component:
     """Base of scorers and allocators; `kvp list` prints the docstring of each."""
 
-    method: ClassVar[str]
-    """Name in `kvp.names`."""
+    base_name: ClassVar[str]
+    """Name without options and preset, as in `kvp.names`."""
     cost: ClassVar[str] = "nothing"
     """Its cost in addition to the prefill, in words."""
     presets: ClassVar[Presets] = {}
@@ -58,7 +58,7 @@ class Options:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "__repr__" not in vars(cls):  # a dataclass would make one of its own
-            cls.__repr__ = Options.__repr__  # type: ignore[method-assign]
+            cls.__repr__ = Component.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
         return self.name
@@ -68,23 +68,23 @@ class Options:
             value = getattr(self, option.name)
             wanted = _required_value(value, option.default, self.limits.get(option.name))
             if wanted:
-                raise UsageError(f"{self.method}: {option.name} must be {wanted}, got {value!r}")
+                raise UsageError(f"{self.base_name}: {option.name} must be {wanted}, got {value!r}")
 
     @cached_property
     def name(self) -> str:
         """Specification that the registry turns into an equal object.
 
-        The bare method for its defaults, `method:preset` for a preset, else the options that differ
+        `base_name` for its defaults, `base_name:preset` for a preset, else the options that differ
         from the defaults: `snapkv(window=16,pool=avg)`.
         """
         defaults = {item.name: item.default for item in fields(self)}
         options = {name: getattr(self, name) for name in defaults}
         if options == defaults:
-            return self.method
+            return self.base_name
         for preset, settings in self.presets.items():
             if options == {**defaults, **settings}:
-                return f"{self.method}:{preset}"
-        return f"{self.method}({self.changes})"
+                return f"{self.base_name}:{preset}"
+        return f"{self.base_name}({self.changes})"
 
     @property
     def changes(self) -> str:
@@ -98,23 +98,25 @@ class Options:
         """Make one from what follows the name; UsageError on an unknown preset or option."""
         if argument is not None and argument not in cls.presets:
             known = ", ".join(cls.presets) or "none"
-            raise UsageError(f"{cls.method} has no preset {argument!r}: its presets are {known}")
+            raise UsageError(f"{cls.base_name} has no preset {argument!r}: its presets are {known}")
         settings = {**(cls.presets[argument] if argument else {}), **options}
         names = option_names(cls)
         for option in settings:
             if option not in names:
                 known = ", ".join(names) or "none"
-                raise UsageError(f"{cls.method} has no option {option!r}: its options are {known}")
+                raise UsageError(
+                    f"{cls.base_name} has no option {option!r}: its options are {known}"
+                )
         return cls(**settings)
 
 
-def option_names(kind: type[Options]) -> tuple[str, ...]:
+def option_names(kind: type[Component]) -> tuple[str, ...]:
     """Names of the options of a scorer or allocator."""
     return tuple(item.name for item in fields(kind))
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaseScorer(Options):
+class BaseScorer(Component):
     """A method that scores tokens; it adds its options and `score`."""
 
     null: ClassVar[bool] = False
@@ -131,7 +133,7 @@ class BaseScorer(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaseAllocator(Options):
+class BaseAllocator(Component):
     """An allocator; it adds its options and `allocate`."""
 
     reads: ClassVar[str] = "nothing"

@@ -40,7 +40,7 @@ class ContrastKV(BaseScorer):
     contrast: str = "random"
     """What gives S-: `random` tokens, or the first tenth of the `context` (the paper's control)."""
 
-    method: ClassVar[str] = "contrastkv"
+    base_name: ClassVar[str] = "contrastkv"
     cost: ClassVar[str] = (
         "one more forward pass over the context, in chunks, and one of random tokens"
     )

@@ -23,7 +23,7 @@ class Random(BaseScorer):
 
     seed: int = 0
 
-    method: ClassVar[str] = "random"
+    base_name: ClassVar[str] = "random"
     cost: ClassVar[str] = "one random number per token"
     null: ClassVar[bool] = True
 
@@ -43,7 +43,7 @@ class Random(BaseScorer):
 class RandomPerLayer(Random):
     """Keep random tokens, the same in all heads of a layer."""
 
-    method: ClassVar[str] = "random_per_layer"
+    base_name: ClassVar[str] = "random_per_layer"
 
     def score(self, view: View) -> Tensor:
         """Uniform numbers, the same in every row and head: [B, H, N] float32."""
@@ -54,7 +54,7 @@ class RandomPerLayer(Random):
 class RandomPinned(Random):
     """Keep the question, and random tokens."""
 
-    method: ClassVar[str] = "random_pinned"
+    base_name: ClassVar[str] = "random_pinned"
 
     needs = Needs(question=True)
 
@@ -70,7 +70,7 @@ class RandomPinned(Random):
 class Ring(BaseScorer):
     """Keep the most recent tokens."""
 
-    method: ClassVar[str] = "ring"
+    base_name: ClassVar[str] = "ring"
     null: ClassVar[bool] = True
 
     def score(self, view: View) -> Tensor:
@@ -84,7 +84,7 @@ class Ring(BaseScorer):
 class Oracle(BaseScorer):
     """Keep what the future will attend to (hindsight: bounds attention, not answers)."""
 
-    method: ClassVar[str] = "oracle"
+    base_name: ClassVar[str] = "oracle"
     cost: ClassVar[str] = "the future itself"
 
     needs = Needs(future=True)

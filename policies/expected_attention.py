@@ -32,7 +32,7 @@ class ExpectedAttention(BaseScorer):
     epsilon: float = 0.01
     """Added to the expected attention before the norm of the value."""
 
-    method: ClassVar[str] = "expected_attention"
+    base_name: ClassVar[str] = "expected_attention"
     cost: ClassVar[str] = "moments of the queries, one pass over the keys, O(G N D D)"
     presets: ClassVar[Presets] = {"kvpress": {"epsilon": 0.0}}
     limits: ClassVar[Limits] = {"future": 1}

@@ -42,7 +42,7 @@ class GVote(BaseScorer):
     """Where queries are drawn: `hidden` states (diagonal) or `query` space (full covariance)."""
     seed: int = 0
 
-    method: ClassVar[str] = "gvote"
+    base_name: ClassVar[str] = "gvote"
     cost: ClassVar[str] = "the attention of the guesses, O(G samples N D)"
     presets: ClassVar[Presets] = {"paper": {"include_current": False}}
     limits: ClassVar[Limits] = {

@@ -32,7 +32,7 @@ class H2O(BaseScorer):
     window: int = 0
     """Last tokens that are kept whatever the budget; needs recents=false."""
 
-    method: ClassVar[str] = "h2o"
+    base_name: ClassVar[str] = "h2o"
     cost: ClassVar[str] = "the whole attention once more, O(G N N D)"
     presets: ClassVar[Presets] = {
         "kvpress": {"normalize": "visible", "recents": False},
@@ -50,7 +50,7 @@ class H2O(BaseScorer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.window and self.recents:
-            raise UsageError(f"{self.method}: window={self.window} needs recents=false")
+            raise UsageError(f"{self.base_name}: window={self.window} needs recents=false")
 
     def score(self, view: View) -> Tensor:
         """Minus the rank (or the accumulated attention, with recents=false): [B, H, N] float32."""

@@ -16,7 +16,7 @@ from policies.base import BaseScorer, Presets
 class KeyDiff(BaseScorer):
     """Keep keys unlike the average key."""
 
-    method: ClassVar[str] = "keydiff"
+    base_name: ClassVar[str] = "keydiff"
     cost: ClassVar[str] = "two passes over the keys, O(N D)"
     presets: ClassVar[Presets] = {"kvpress": {}}
 

@@ -16,7 +16,7 @@ from policies.base import BaseScorer, Presets
 class KNorm(BaseScorer):
     """Keep keys of low norm."""
 
-    method: ClassVar[str] = "knorm"
+    base_name: ClassVar[str] = "knorm"
     cost: ClassVar[str] = "one pass over the keys, O(N D)"
     presets: ClassVar[Presets] = {"kvpress": {}}
 

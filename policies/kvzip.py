@@ -29,7 +29,7 @@ class KVzip(BaseScorer):
     """Softmax over the whole cache instead of sinks and chunk; the largest of all passes."""
     forced: int = 0
 
-    method: ClassVar[str] = "kvzip"
+    base_name: ClassVar[str] = "kvzip"
     cost: ClassVar[str] = "one more forward pass over the context, in chunks"
     presets: ClassVar[Presets] = {"kvpress": {"forced": 4}, "paper": {"chunk": 2000}}
     limits: ClassVar[Limits] = {"chunk": 1}

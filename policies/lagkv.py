@@ -28,7 +28,7 @@ class LagKV(BaseScorer):
     lag: int | str = AUTO
     """Tokens per partition, or `auto` to follow the budget."""
 
-    method: ClassVar[str] = "lagkv"
+    base_name: ClassVar[str] = "lagkv"
     cost: ClassVar[str] = "one pass over keys and values, O(N D)"
     presets: ClassVar[Presets] = {
         "kvpress": {"n_sink": 4, "lag": 128},

@@ -226,7 +226,7 @@ def make_method(
 
 
 SCORERS: Mapping[str, type[BaseScorer]] = {
-    kind.method: kind
+    kind.base_name: kind
     for kind in (
         Random, RandomPinned, RandomPerLayer, Ring, StreamingLLM, KNorm, KeyDiff, LagKV, SnapKV,
         TOVA, H2O, KVzip, ContrastKV, ExpectedAttention, GVote, WindowKV, Oracle,
@@ -238,7 +238,7 @@ NULLS = tuple(name for name, kind in SCORERS.items() if kind.null)
 """Scorers that score nothing: a method that does not beat them has learned nothing of a prompt."""
 
 ALLOCATORS: Mapping[str, type[BaseAllocator]] = {
-    kind.method: kind
+    kind.base_name: kind
     for kind in (Uniform, Pyramid, Ada, Global, WindowKVAllocator, Shared, SelfSized, Evolved)
 }
 

@@ -31,7 +31,7 @@ class SnapKV(BaseScorer):
     """Width of the pooling over positions, in tokens; odd."""
     pool: str = "max"
 
-    method: ClassVar[str] = "snapkv"
+    base_name: ClassVar[str] = "snapkv"
     cost: ClassVar[str] = "the window's attention, O(G window N D)"
     presets: ClassVar[Presets] = {
         "kvpress": {"window": 64, "kernel": 5, "pool": "avg"},
@@ -48,7 +48,7 @@ class SnapKV(BaseScorer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kernel % 2 == 0:
-            raise UsageError(f"{self.method}: kernel must be odd, got {self.kernel}")
+            raise UsageError(f"{self.base_name}: kernel must be odd, got {self.kernel}")
 
     @property
     def needs(self) -> Needs:

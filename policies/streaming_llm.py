@@ -20,7 +20,7 @@ class StreamingLLM(BaseScorer):
     keep_recents: bool = True
     """Let sinks take no more than half of the budget."""
 
-    method: ClassVar[str] = "streaming_llm"
+    base_name: ClassVar[str] = "streaming_llm"
     null: ClassVar[bool] = True
     presets: ClassVar[Presets] = {"kvpress": {"keep_recents": False}}
     grid: ClassVar[Grid] = {"n_sink": (0, 1, 2, 4, 8, 16, 32), "keep_recents": (True, False)}

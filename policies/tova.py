@@ -20,7 +20,7 @@ class TOVA(BaseScorer):
     """Average over the query heads of a KV head, not of the layer."""
     force_last: bool = False
 
-    method: ClassVar[str] = "tova"
+    base_name: ClassVar[str] = "tova"
     cost: ClassVar[str] = "one query's attention, O(G N D)"
     presets: ClassVar[Presets] = {"kvpress": {"force_last": True}}
     grid: ClassVar[Grid] = {"per_kv_head": (False, True), "force_last": (False, True)}

@@ -61,7 +61,7 @@ class WindowKV(BaseScorer):
     group: int | str = AUTO
     """Layers that share one choice (gamma), or `auto`."""
 
-    method: ClassVar[str] = "windowkv"
+    base_name: ClassVar[str] = "windowkv"
     cost: ClassVar[str] = "one window's attention per group of layers, O(Q window N D)"
     presets: ClassVar[Presets] = {"llama": {"setting": "llama"}}
     limits: ClassVar[Limits] = {

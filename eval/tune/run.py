@@ -43,7 +43,7 @@ from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED
 from kvp.progress import phase, say
 from kvp.ranking import UNPROTECTED
 from policies import make_allocator, sizes_itself, split_method
-from policies.base import Grid, Options
+from policies.base import Component, Grid
 from policies.registry import NULLS, SCORERS
 
 TABLE = "settings.csv"
@@ -77,12 +77,12 @@ def _search(config: TuneConfig, spec: str, allocator_spec: str | None) -> Search
         )
     scorer, written = runs[0].scorer, runs[0].written[0]
     fixed, published = set[str](), list[Method]()
-    if isinstance(scorer, Options) and written:
+    if isinstance(scorer, Component) and written:
         preset = written.argument if written.name in SCORERS else None  # else a class
         fixed = {*written.options, *scorer.presets.get(preset or "", {})}
         if not written.options and preset is None:
             published = [method_of(scorer.build(name, {})) for name in scorer.presets]
-    grid: Grid = scorer.grid if isinstance(scorer, Options) else {}
+    grid: Grid = scorer.grid if isinstance(scorer, Component) else {}
     start = [
         allocated.at(None, UNPROTECTED if protected else None)
         for allocated in (with_allocator(one, allocators[0]) for one in (runs[0], *published))

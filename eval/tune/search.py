@@ -24,7 +24,7 @@ from eval.methods import Method, method_of, with_allocator
 from eval.results.tuned_settings import Scored, Tuned
 from kvp.errors import UsageError
 from kvp.ranking import Allocator
-from policies.base import Grid, Options
+from policies.base import Component, Grid
 from policies.registry import FROM_OUTSIDE, SCORERS
 
 
@@ -64,12 +64,12 @@ class Search:
             return self.scorer
         if written.name in (*SCORERS, *FROM_OUTSIDE):
             return method.scorer.name
-        assert isinstance(method.scorer, Options)  # no other scorer has settings
+        assert isinstance(method.scorer, Component)  # no other scorer has settings
         return f"{written.name}:{written.argument}({method.scorer.changes})"
 
     def grids(self, setting: Method) -> dict[str, Sequence[Any]]:
         """Values of what can be changed about a setting, by where they stand in it."""
-        searched = self.allocator_options and isinstance(setting.allocator_object, Options)
+        searched = self.allocator_options and isinstance(setting.allocator_object, Component)
         options = getattr(setting.allocator_object, "grid", {}) if searched else {}
         return {
             **{f"scorer.{name}": values for name, values in self.options.items()},

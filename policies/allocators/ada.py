@@ -18,7 +18,7 @@ class Ada(BaseAllocator):
     safeguard: float = 0.2
     """Share of the budget that every head has for itself, 0 to 1; 1 is uniform."""
 
-    method: ClassVar[str] = "ada"
+    base_name: ClassVar[str] = "ada"
     cost: ClassVar[str] = "a selection per layer, O(H N)"
     reads: ClassVar[str] = "scores that compare within a layer"
     limits: ClassVar[Limits] = {"safeguard": (0, 1)}

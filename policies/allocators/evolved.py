@@ -22,7 +22,7 @@ from policies.budget_files import BudgetFile, budget_path, load_budgets
 class Evolved(BaseAllocator):
     """What a search chose (kvp evolve)."""
 
-    method: ClassVar[str] = "evolved"
+    base_name: ClassVar[str] = "evolved"
     cost: ClassVar[str] = "nothing per prompt; the search before it"
     reads: ClassVar[str] = "a budget file"
     limits: ClassVar[Limits] = {"rounding": ("exact", "faithful")}
@@ -37,7 +37,7 @@ class Evolved(BaseAllocator):
         """Make one from the file behind the colon, where others have a preset."""
         file = options.get("file", argument)
         if not file:
-            raise UsageError(f"{cls.method} needs a file: write {cls.method}:FILE")
+            raise UsageError(f"{cls.base_name} needs a file: write {cls.base_name}:FILE")
         return super().build(None, {**options, "file": str(file)})
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class Evolved(BaseAllocator):
     def name(self) -> str:
         """`evolved:FILE`, with the rounding where it is not the default."""
         rounding = "" if self.rounding == "exact" else f"(rounding={self.rounding})"
-        return f"{self.method}:{self.file}{rounding}"
+        return f"{self.base_name}:{self.file}{rounding}"
 
     @property
     def meets_budget(self) -> bool:

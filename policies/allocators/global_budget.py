@@ -16,7 +16,7 @@ from policies.base import Presets
 class Global(Ada):
     """All heads of the model compete, each with a safeguard."""
 
-    method: ClassVar[str] = "global"
+    base_name: ClassVar[str] = "global"
     cost: ClassVar[str] = "one selection, O(L H N)"
     reads: ClassVar[str] = "scores that compare across layers"
     presets: ClassVar[Presets] = {"kvzip": {"safeguard": 0.0}}

@@ -22,7 +22,7 @@ class Pyramid(BaseAllocator):
     window: int = 8
     """Tokens of every layer outside the pyramid."""
 
-    method: ClassVar[str] = "pyramid"
+    base_name: ClassVar[str] = "pyramid"
     limits: ClassVar[Limits] = {"beta": (1, inf)}
     grid: ClassVar[Grid] = {"beta": (1.0, 2.0, 5.0, 10.0, 20.0, 40.0), "window": (0, 4, 8, 16, 32)}
 

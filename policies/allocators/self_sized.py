@@ -16,7 +16,7 @@ from policies.base import BaseAllocator
 class SelfSized(BaseAllocator):
     """The sizes that the scorer gives, whatever the budget."""
 
-    method: ClassVar[str] = "self_sized"
+    base_name: ClassVar[str] = "self_sized"
     reads: ClassVar[str] = "a scorer that sizes the cache itself"
     sized_by_scorer: ClassVar[bool] = True
 
@@ -24,7 +24,7 @@ class SelfSized(BaseAllocator):
         """The scorer's sizes from `request.floor` to N: [L, H] int64; UsageError without any."""
         if request.sizes is None:
             raise UsageError(
-                f"allocator {self.method}: the method does not say how many tokens it needs; "
+                f"allocator {self.base_name}: the method does not say how many tokens it needs; "
                 "choose another allocator, or a method that does (gvote)"
             )
         return request.sizes.long().clamp(request.floor, request.scores.shape[-1])

@@ -19,7 +19,7 @@ class Shared(BaseAllocator):
     pool: str = "logsumexp"
     """How heads are pooled: `logsumexp`, `mean` or `max` of their scores."""
 
-    method: ClassVar[str] = "shared"
+    base_name: ClassVar[str] = "shared"
     cost: ClassVar[str] = "one ranking, O(L H N)"
     reads: ClassVar[str] = "scores that compare everywhere"
     limits: ClassVar[Limits] = {"pool": POOLS}

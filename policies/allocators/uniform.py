@@ -20,7 +20,7 @@ class Uniform(BaseAllocator):
     whole: int = 0
     """First layers that keep every token, inside the budget."""
 
-    method: ClassVar[str] = "uniform"
+    base_name: ClassVar[str] = "uniform"
     presets: ClassVar[Presets] = {"knorm": {"whole": 2}}
 
     def allocate(self, request: Request) -> Tensor:

@@ -26,7 +26,7 @@ class WindowKVAllocator(BaseAllocator):
     group: int | str = AUTO
     """Gamma: layers per group, or `auto`."""
 
-    method: ClassVar[str] = "windowkv"
+    base_name: ClassVar[str] = "windowkv"
     limits: ClassVar[Limits] = {"rule": ("code", "paper"), "divisor": (1, inf), "group": 1}
     grid: ClassVar[Grid] = {"divisor": (1.0, 3.0, 7.0, 14.0, 28.0)}
 

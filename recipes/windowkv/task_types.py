@@ -43,7 +43,7 @@ _MAX_PIECES = 512
 class ByWording(WindowKV):
     """WindowKV with the task that the prompt's words tell."""
 
-    method: ClassVar[str] = "windowkv_by_wording"
+    base_name: ClassVar[str] = "windowkv_by_wording"
 
     @property
     def needs(self) -> Needs:
@@ -55,8 +55,8 @@ class ByWording(WindowKV):
         """Scores of `windowkv` with the prompt's task: [B, H, N] float32."""
         if view.text is None:
             raise UsageError(
-                f"{self.method} reads the prompt's text, which this view lacks (traces hold none): "
-                f"use windowkv, with task={' or task='.join(TASK_TYPES)}"
+                f"{self.base_name} reads the prompt's text, which this view lacks (traces hold "
+                f"none): use windowkv, with task={' or task='.join(TASK_TYPES)}"
             )
         return WindowKV.score(replace(self, task=self.task_of(view.text)), view)
 
@@ -72,7 +72,7 @@ class ByClassifier(ByWording):
     classifier: str = ""
     """Folder or hub name of the classifier."""
 
-    method: ClassVar[str] = "windowkv_by_classifier"
+    base_name: ClassVar[str] = "windowkv_by_classifier"
 
     def task_of(self, text: str) -> str:
         """The classifier's label; UsageError where it is none of `TASK_TYPES`."""

@@ -126,7 +126,7 @@ class Plain:
 @dataclass(frozen=True, kw_only=True)
 class Derived(BaseScorer):
     step: int = 1
-    method: ClassVar[str] = "derived"
+    base_name: ClassVar[str] = "derived"
 """
 
 

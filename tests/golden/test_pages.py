@@ -17,7 +17,7 @@ ENTRIES = [
 ]
 PARTS = ("## Formula", "## Source", "## Cost", "## When to use it")
 each = pytest.mark.parametrize(
-    ("page", "entry"), ENTRIES, ids=[f"{entry.method}-{page}" for page, entry in ENTRIES]
+    ("page", "entry"), ENTRIES, ids=[f"{entry.base_name}-{page}" for page, entry in ENTRIES]
 )
 
 
@@ -38,7 +38,7 @@ def test_a_page_with_all_its_parts(page, entry):
     for part in PARTS:
         assert part in text
     assert "Paper and public code" in text or "Open points" in text or "What we decided" in text
-    assert f"`{entry.method}" in text.splitlines()[0]
+    assert f"`{entry.base_name}" in text.splitlines()[0]
 
 
 @each
@@ -75,4 +75,4 @@ def test_the_index_links_every_page():
     linked = set(re.findall(r"\]\((\w+\.md)\)", index))
     assert linked == {path.name for path in PAGES.glob("*.md")} - {"README.md"}
     for page, entry in ENTRIES:
-        assert f"[{entry.method}]({page}.md)" in index
+        assert f"[{entry.base_name}]({page}.md)" in index

@@ -15,7 +15,7 @@ ATTENTION_FREE = {
 }  # fmt: skip
 SPECS = [
     *(spec for entry in SCORERS.values()
-      for spec in (entry.method, *(f"{entry.method}:{preset}" for preset in entry.presets))),
+      for spec in (entry.base_name, *(f"{entry.base_name}:{preset}" for preset in entry.presets))),
     "lagkv(lag=8)", "snapkv(window=16,pool=avg)", "tova(per_kv_head=true)",
     "h2o(normalize=visible)", "kvzip(plus=true)", "contrastkv(beta=0.05)",
     "expected_attention(covariance=false)", "windowkv(task=aggregation)",

@@ -100,8 +100,8 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported():
 
 
 def test_the_names_known_without_torch_are_those_of_the_registries():
-    assert [kind.method for kind in registry.SCORERS.values()] == list(SCORER_NAMES)
-    assert [kind.method for kind in registry.ALLOCATORS.values()] == list(ALLOCATOR_NAMES)
+    assert [kind.base_name for kind in registry.SCORERS.values()] == list(SCORER_NAMES)
+    assert [kind.base_name for kind in registry.ALLOCATORS.values()] == list(ALLOCATOR_NAMES)
     assert set(OTHER_METHODS) > set(registry.FROM_OUTSIDE)
 
 
