@@ -125,7 +125,7 @@ class Bench:
         again = prompt.fed_again(protocol)
         ids = prompt.ids[None, : prompt.boundary(protocol) + again].to(self.model.device)
         seen = prefill(self.model, ids, needs, tokenizer=self.tokenizer, fed_again=again)
-        return replace(seen, question=prompt.question_tokens(protocol))
+        return replace(seen, question_tokens=prompt.question_tokens(protocol))
 
     @torch.inference_mode()
     def answers(

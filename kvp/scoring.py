@@ -135,9 +135,9 @@ class View:
     """[B, H, N] float32 largest attention, over query group and repeating tokens."""
     noise: Tensor | None = None
     """[B, H, N] float32 largest attention, over query group and random tokens."""
-    question: int = 0
+    question_tokens: int = 0
     """Tokens of the question, the last ones; 0 where it has not been read, or is unknown."""
-    prompt: int = 0
+    prompt_tokens: int = 0
     """Tokens before the answer: those at positions below this; 0 until the model answers."""
     text: str | None = None
     """Text of the last `needs.text` tokens (views that carry it have B = 1)."""

@@ -62,8 +62,8 @@ class RandomPinned(Random):
         """Uniform numbers, the question above all: [B, H, N] float32."""
         scores = super().score(view)
         tokens = scores.shape[-1]
-        scores[..., tokens - min(view.question, tokens) :] = FORCED
-        return scores.masked_fill(view.head_positions < view.prompt, FORCED)
+        scores[..., tokens - min(view.question_tokens, tokens) :] = FORCED
+        return scores.masked_fill(view.head_positions < view.prompt_tokens, FORCED)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ def stored_prefill(trace: Trace, prefix_length: int) -> Prefill:
             layer.flatten(0, 1)[None] for layer in trace.queries[..., :tokens, :]
         ),  # [1, Q, T, D]
         fed_again=again,
-        question=max(0, prefix_length - trace.record.context_length),
+        question_tokens=max(0, prefix_length - trace.record.context_length),
     )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ class Prefill:
     """The same caches before the tokens that are fed again, for going on from the tokens kept."""
     inputs: ScorerInputs | None = None
     """Inputs beyond keys, values and queries; None where no scorer reads them."""
-    question: int = 0
+    question_tokens: int = 0
     """The last of the first N tokens that are the question; 0 where none are, or it is unknown."""
     fed_again: int = 0
     """Last tokens that are fed once more after the eviction."""
@@ -113,7 +113,7 @@ class Prefill:
             assert self.inputs is not None
             extras = self.inputs.for_needs(needs)
         layers = range(len(self.keys)) if self.layers is None else self.layers
-        asked = needs.question and self.question
+        asked = needs.question and self.question_tokens
         future = future if needs.future else None
         if future is not None and self.fed_again:
             future = [F.pad(of_layer, (0, self.fed_again)) for of_layer in future]
@@ -126,7 +126,7 @@ class Prefill:
                 positions=torch.arange(tokens, device=keys.device).expand(batch, tokens),
                 budget=budget,
                 fed_again=self.fed_again,
-                question=self.question + self.fed_again if asked else 0,
+                question_tokens=self.question_tokens + self.fed_again if asked else 0,
                 queries=self._recent_queries(index, needs),
                 future=None if future is None else future[index],
                 **extras[index],

@@ -179,7 +179,7 @@ def shrink_again(
 ) -> None:
     """Shrink `cache` in place to `budgets`, tokens per KV head of each batch entry.
 
-    `prompts` are the tokens of each entry's prompt (`View.prompt`). Queries are those that
+    `prompts` are the tokens of each entry's prompt (`View.prompt_tokens`). Queries are those that
     `cache.recorder` holds, of the latest tokens. `rule` has passed `check_repeatable`. Raises
     UsageError as `kvp.ranking.Selection.tokens`.
     """
@@ -254,7 +254,7 @@ class _Layer:
                 positions=positions[None],
                 budget=budget,
                 queries=queries,
-                prompt=prompt,
+                prompt_tokens=prompt,
             )
             yield heads, taken, view
 

@@ -292,7 +292,7 @@ def test_every_program_shows_the_same_tokens(bench, prompts, protocol):
     for view in scorer.views:
         assert view.queries.shape[2] == view.keys.shape[2] == view.positions.shape[1] == tokens
         assert view.fed_again == (protocol == "query_aware")
-        assert view.question == tokens - prompt.encoded.context_length
+        assert view.question_tokens == tokens - prompt.encoded.context_length
         assert view.budget == parse_budget("25%").tokens(cached)
 
 

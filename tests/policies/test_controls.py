@@ -47,18 +47,18 @@ def test_one_draw_per_layer(make_view):
 
 
 def test_the_question_comes_first_and_the_rest_is_random(make_view):
-    view = replace(make_view(tokens=30), question=5)
+    view = replace(make_view(tokens=30), question_tokens=5)
     ranking, plain = rank_tokens(RandomPinned().score(view)), rank_tokens(Random().score(view))
     assert ranking[0, 0, :5].tolist() == [29, 28, 27, 26, 25]
     for head in range(2):
         context = [token for token in plain[0, head].tolist() if token < 25]
         assert ranking[0, head, 5:].tolist() == context
-    longer = RandomPinned().score(replace(view, question=20))  # its last tokens stay
+    longer = RandomPinned().score(replace(view, question_tokens=20))  # its last tokens stay
     assert select(longer, 4)[1, 0].tolist() == [26, 27, 28, 29]
 
 
 @pytest.mark.parametrize("question", [0, 30, 99])
 def test_nothing_or_everything_is_the_question(make_view, question):
-    view = replace(make_view(tokens=30), question=question)
+    view = replace(make_view(tokens=30), question_tokens=question)
     expected = Random(seed=2).score(view) if question == 0 else torch.full((2, 2, 30), 2.0)
     assert torch.equal(RandomPinned(seed=2).score(view), expected)
