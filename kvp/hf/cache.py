@@ -23,11 +23,11 @@ from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, StoredKeys
 from kvp.hf.cache_layers import (
     EvictingLayer,
-    OtherLayer,
+    UntouchedLayer,
     arrange_layers,
     copy_layers,
-    other_layers,
     selected_layer,
+    untouched_layers,
 )
 from kvp.hf.model_config import evicted_layers
 
@@ -48,7 +48,7 @@ class PromptState:
 class EvictingCache(Cache):
     """The layers of a model; empty until its first forward pass, like a `DynamicCache`."""
 
-    def __init__(self, layers: Sequence[EvictingLayer | OtherLayer] = ()) -> None:
+    def __init__(self, layers: Sequence[EvictingLayer | UntouchedLayer] = ()) -> None:
         """Start from `layers`, or empty: kvp's own then appear when fed; `of` makes all kinds."""
         super().__init__(layers=list(layers))
         self.recorder: QueryRecorder | None = None
@@ -65,7 +65,7 @@ class EvictingCache(Cache):
     def of(cls, config: PreTrainedConfig) -> EvictingCache:
         """An empty cache for a model with this config."""
         own = [EvictingLayer() for _ in evicted_layers(config)]
-        return cls(arrange_layers(own, other_layers(config)))
+        return cls(arrange_layers(own, untouched_layers(config)))
 
     @classmethod
     def adopt(cls, cache: Cache, config: PreTrainedConfig) -> EvictingCache:
@@ -84,14 +84,14 @@ class EvictingCache(Cache):
         values: Sequence[Tensor],
         indices: Sequence[Tensor],
         seen: int,
-        others: Mapping[int, OtherLayer] | None = None,
+        untouched: Mapping[int, UntouchedLayer] | None = None,
     ) -> EvictingCache:
         """Build a cache of R entries from a prefill, each entry and head with its own kept tokens.
 
         Per layer: keys and values [1 or R, H, N, D] (one serves all R), indices int64 [R, H, S]
         into the N tokens, whose positions are 0..N-1; -1 means no token. A layer with a -1
         stores each head at its own length (`RaggedLayer`), any other is one dense tensor
-        (`EvictingLayer`). `seen` is the true length, N or more. `others` are the caches of the
+        (`EvictingLayer`). `seen` is the true length, N or more. `untouched` are the caches of the
         model's other layers after the `seen` tokens, of 1 or R entries; they are copied.
         """
         layers: list[EvictingLayer] = []
@@ -100,7 +100,7 @@ class EvictingCache(Cache):
             layers.append(selected_layer(layer_keys, layer_values, positions, layer_indices, seen))
         batch, entries = keys[0].shape[0], indices[0].shape[0]
         spread = None if batch == entries else torch.zeros(entries, dtype=torch.int64)
-        return cls(arrange_layers(layers, copy_layers(others or {}, spread)))
+        return cls(arrange_layers(layers, copy_layers(untouched or {}, spread)))
 
     def fork(self, n: int = 1) -> EvictingCache:
         """An independent cache that goes on from here; this one stays as it is.
@@ -114,7 +114,7 @@ class EvictingCache(Cache):
         self.refuse_unfinished()
         fork = copy.copy(self)
         own = [copy.copy(layer) for layer in self.stored.values()]
-        fork.layers = arrange_layers(own, copy_layers(self.others))
+        fork.layers = arrange_layers(own, copy_layers(self.untouched))
         fork.recorder = copy.deepcopy(self.recorder)
         fork.batch_repeat_interleave(n)  # entries that are chosen are copies
         return fork
@@ -232,7 +232,7 @@ class EvictingCache(Cache):
         return {i: layer for i, layer in enumerate(self.layers) if isinstance(layer, EvictingLayer)}
 
     @property
-    def others(self) -> dict[int, OtherLayer]:
+    def untouched(self) -> dict[int, UntouchedLayer]:
         """Caches of all other layers of the model, which kvp never changes: index -> cache."""
         own = self.stored
         return {index: layer for index, layer in enumerate(self.layers) if index not in own}
@@ -256,11 +256,11 @@ class EvictingCache(Cache):
     def reset(self) -> None:
         """Forget everything: the cache is as empty as a new one."""
         self.prompt_state = self.begun_at = self.ids = None
-        if not self.others:
+        if not self.untouched:
             self.layers.clear()
         for index in self.stored:
             self.layers[index] = EvictingLayer()
-        for layer in self.others.values():
+        for layer in self.untouched.values():
             layer.reset()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:

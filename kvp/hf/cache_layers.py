@@ -3,7 +3,7 @@
 Every slot remembers the position of its token; slots that hold nothing carry `EMPTY`, which no
 query ever sees. Heads of different lengths lie flat, with a dense tail for the tokens fed after the
 eviction (`docs/decisions.md#ragged-heads`). The caches of layers that nothing is evicted from are
-transformers' own (`OtherLayer`). Left out: rollback (`crop`), offloading, gradients.
+transformers' own (`UntouchedLayer`). Left out: rollback (`crop`), offloading, gradients.
 """
 
 from __future__ import annotations
@@ -398,24 +398,24 @@ def selected_layer(
     return kind.of_kept({"keys": keys[slot], "values": values[slot], **more}, seen)
 
 
-OtherLayer = Any
-"""A cache layer of transformers' own (its classes share no base class)."""
+UntouchedLayer = Any
+"""A cache layer of transformers' own (they share no base class): nothing is evicted from it."""
 LayerT = TypeVar("LayerT")
 
 
-def other_layers(config: PreTrainedConfig) -> dict[int, OtherLayer]:
-    """Empty caches of all other layers, as transformers makes them: index in the model -> cache."""
+def untouched_layers(config: PreTrainedConfig) -> dict[int, UntouchedLayer]:
+    """Empty caches, of transformers, of the layers that nothing is evicted from, by their index."""
     evicted = set(evicted_layers(config))
     layers = DynamicCache(config=config).layers
     return {index: layer for index, layer in enumerate(layers) if index not in evicted}
 
 
 def copy_layers(
-    others: Mapping[int, OtherLayer], entries: Tensor | None = None
-) -> dict[int, OtherLayer]:
-    """Copies that can go on without changing `others`: of batch entries [R] int64, or of all."""
+    untouched: Mapping[int, UntouchedLayer], entries: Tensor | None = None
+) -> dict[int, UntouchedLayer]:
+    """Copies that can go on without changing `untouched`: of batch entries [R] int64, or of all."""
     # Not deepcopy: a window is a view, whose whole storage that would copy.
-    twins = {index: copy.copy(layer) for index, layer in others.items()}
+    twins = {index: copy.copy(layer) for index, layer in untouched.items()}
     for twin in twins.values():
         vars(twin).update(_clone_item(vars(twin)))
         if entries is not None:
@@ -429,16 +429,16 @@ def _clone_item(item: Any) -> Any:  # noqa: ANN401
     return item.clone() if isinstance(item, Tensor) else item
 
 
-def without_padding(others: Mapping[int, OtherLayer], entry: int, padding: int) -> dict[int, Any]:
+def without_padding(untouched: Mapping[int, Any], entry: int, padding: int) -> dict[int, Any]:
     """Copies for one batch entry, without its `padding` columns on the left."""
-    alone = copy_layers(others, torch.tensor([entry]))
+    alone = copy_layers(untouched, torch.tensor([entry]))
     for layer in alone.values():
         cut_padding(layer, padding)
     return alone
 
 
-def arrange_layers(own: Sequence[LayerT], others: Mapping[int, OtherLayer]) -> list[LayerT]:
-    """All layers of a model in order: `others` at their indices, `own` in the places between."""
+def arrange_layers(own: Sequence[LayerT], untouched: Mapping[int, UntouchedLayer]) -> list[LayerT]:
+    """All layers of a model in order: `untouched` at their indices, `own` in the places between."""
     places: Iterator[LayerT] = iter(own)
-    count = len(own) + len(others)
-    return [others[index] if index in others else next(places) for index in range(count)]
+    count = len(own) + len(untouched)
+    return [untouched[index] if index in untouched else next(places) for index in range(count)]

@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from kvp.errors import UsageError
 from kvp.hf.attention import StoredKeys, kvp_attention_set, plain_attention
-from kvp.hf.cache_layers import OtherLayer, arrange_layers, copy_layers
+from kvp.hf.cache_layers import UntouchedLayer, arrange_layers, copy_layers
 from kvp.hf.model_access import projected_norms, states_watched
 from kvp.hf.model_config import rope_switch
 from kvp.hf.rotary import rope_kept
@@ -26,10 +26,10 @@ from kvp.ops.attention import reconstruction_attention
 
 
 class _LentCache(Cache):
-    """A full cache that a pass may read; `others` are copied."""
+    """A full cache that a pass may read; `untouched` are copied."""
 
-    def __init__(self, lent: Sequence[_LentLayer], others: Mapping[int, OtherLayer] | None) -> None:
-        super().__init__(layers=arrange_layers(lent, copy_layers(others or {})))
+    def __init__(self, lent: Sequence[_LentLayer], untouched: Mapping[int, Any] | None) -> None:
+        super().__init__(layers=arrange_layers(lent, copy_layers(untouched or {})))
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
@@ -57,15 +57,15 @@ def run_pass(
     window: slice,
     *,
     sinks: int = 0,
-    others: Mapping[int, OtherLayer] | None = None,
+    untouched: Mapping[int, UntouchedLayer] | None = None,
     weighted: bool = False,
 ) -> list[Tensor]:
     """Feed `input_ids` [B, T] after the cached tokens and measure what the window receives.
 
     `keys` and `values` are per layer [B, H, N, D] of tokens at positions 0..N-1; the input is
-    at N..N+T-1 and sees all of them; `others` are the caches of the model's other layers after the
-    N tokens (`kvp.hf.model_config`), which are copied. Of the cached tokens those in `window`, and
-    as many of the first `sinks` as come before it, are in the softmax. `weighted` multiplies
+    at N..N+T-1 and sees all of them; `untouched` are the caches of the model's other layers after
+    the N tokens (`kvp.hf.model_config`), which are copied. Of the cached tokens those in `window`,
+    and as many of the first `sinks` as come before it, are in the softmax. `weighted` multiplies
     attention by the norm of the value behind the output projection of the query head, over the norm
     of the state that entered the attention block (KVzip+).
 
@@ -89,7 +89,7 @@ def run_pass(
         model.base_model(
             input_ids=input_ids,
             position_ids=torch.arange(cached, cached + tokens, device=input_ids.device)[None],
-            past_key_values=_LentCache(layers, others),
+            past_key_values=_LentCache(layers, untouched),
             use_cache=True,
         )
     return [layer.signal for layer in layers]

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, kvp_attention_set
 from kvp.hf.cache import EvictingCache
-from kvp.hf.cache_layers import OtherLayer, copy_layers, without_padding
+from kvp.hf.cache_layers import UntouchedLayer, copy_layers, without_padding
 from kvp.hf.calls import refuse_inside_block
 from kvp.hf.decoding import next_logits
 from kvp.hf.hidden_states import HiddenRecord, HiddenRecorder
@@ -55,9 +55,9 @@ class Prefill:
     """The cache, ready for the next tokens; an empty one for stored tensors."""
     hidden: HiddenRecord | None = None
     """Statistics of the states entering each attention block, of the tokens fed in this pass."""
-    others: Mapping[int, OtherLayer] = field(default_factory=dict)
+    untouched: Mapping[int, UntouchedLayer] = field(default_factory=dict)
     """Caches of the layers that nothing is evicted from, after all tokens: index in the model."""
-    others_kept: Mapping[int, OtherLayer] = field(default_factory=dict)
+    untouched_before_fed_again: Mapping[int, UntouchedLayer] = field(default_factory=dict)
     """The same caches before the tokens that are fed again, for going on from the tokens kept."""
     inputs: ScorerInputs | None = None
     """Inputs beyond keys, values and queries; None where no scorer reads them."""
@@ -77,7 +77,7 @@ class Prefill:
             layers=tuple(cache.stored),
             cache=cache,
             hidden=None if hidden is None else hidden.record,
-            others=cache.others,
+            untouched=cache.untouched,
         )
 
     def with_inputs(
@@ -89,7 +89,7 @@ class Prefill:
         """The same with inputs made anew, of `input_ids` [B, T] int64."""
         inputs = ScorerInputs(
             model, input_ids, self.keys, self.values,
-            hidden=self.hidden, others=self.others, tokenizer=tokenizer,
+            hidden=self.hidden, untouched=self.untouched, tokenizer=tokenizer,
         )  # fmt: skip
         return replace(self, inputs=inputs)
 
@@ -175,17 +175,17 @@ def observe(
     states = HiddenRecorder(hidden_after, every=every_state) if hidden_after else None
     try:
         with kvp_attention_set(model), nullcontext() if states is None else states.recording(model):
-            split = input_ids.shape[1] - fed_again if cache.others and fed_again else 0
+            split = input_ids.shape[1] - fed_again if cache.untouched and fed_again else 0
             for part in (input_ids[:, :split], input_ids[:, split:]) if split else (input_ids,):
-                kept = copy_layers(cache.others)
+                kept = copy_layers(cache.untouched)
                 position = cache.get_seq_length()
                 next_logits(model, part, cache, position, keep=1)
-            others = copy_layers(cache.others)
+            after = copy_layers(cache.untouched)
         seen = Prefill.of(cache, states)
     finally:
         cache.recorder = None
-    others_kept = kept if split else others
-    return replace(seen, others=others, others_kept=others_kept, fed_again=fed_again)
+    seen = replace(seen, untouched=after, untouched_before_fed_again=kept if split else after)
+    return replace(seen, fed_again=fed_again)
 
 
 def prefill(
@@ -245,7 +245,7 @@ def split_batch(
             values=tuple(values[batch, :, pad:] for values in seen.values),
             queries=tuple(queries[batch] for queries in seen.queries),
             hidden=None if seen.hidden is None else seen.hidden.batch(batch, pad),
-            others=seen.others if together else without_padding(seen.others, start, pad),
+            untouched=seen.untouched if together else without_padding(seen.untouched, start, pad),
         )
         parts.append((batch, part.with_inputs(model, input_ids[batch, pad:], tokenizer)))
     return parts

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.errors import ModelError, UsageError
-from kvp.hf.cache_layers import OtherLayer
+from kvp.hf.cache_layers import UntouchedLayer
 from kvp.hf.extra_passes import run_pass
 from kvp.hf.hidden_states import HiddenRecord
 from kvp.hf.model_access import attention_modules, query_projection
@@ -79,20 +79,20 @@ class ScorerInputs:
         values: Sequence[Tensor],
         *,
         hidden: HiddenRecord | None = None,
-        others: Mapping[int, OtherLayer] | None = None,
+        untouched: Mapping[int, UntouchedLayer] | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         """Hold on to a prefill; nothing is computed yet.
 
         `token_ids` [B, N] int64 are the cached tokens, at positions 0..N-1 and without padding;
-        `keys` and `values` per layer [B, H, N, D], `hidden` what the prefill recorded, `others` the
-        caches of the layers that nothing is evicted from.
+        `keys` and `values` per layer [B, H, N, D], `hidden` what the prefill recorded, `untouched`
+        the caches of the layers that nothing is evicted from.
         """
         self._model = model
         self._ids = token_ids
         self._keys, self._values = keys, values
         self._hidden = hidden
-        self._others = others
+        self._untouched = untouched
         self._tokenizer = tokenizer
         self._signals: dict[Reconstruction | Noise, tuple[Tensor, ...]] = {}
 
@@ -194,7 +194,7 @@ class ScorerInputs:
 
     def _pass(self, fed: Tensor, window: slice, **options: Any) -> list[Tensor]:  # noqa: ANN401
         model, keys, values = self._model, self._keys, self._values
-        return run_pass(model, keys, values, fed, window, others=self._others, **options)
+        return run_pass(model, keys, values, fed, window, untouched=self._untouched, **options)
 
     def _known_tokenizer(self, purpose: str) -> PreTrainedTokenizerBase:
         if self._tokenizer is None:

@@ -102,8 +102,8 @@ def shrink(
         for number, (index, layer) in enumerate(cache.stored.items()):
             indices = _stack_prompts([tokens[number] for tokens in kept])
             cache.layers[index] = layer.select(indices, seen.fed_again)
-        for index, other in seen.others_kept.items():
-            cache.layers[index] = other
+        for index, untouched in seen.untouched_before_fed_again.items():
+            cache.layers[index] = untouched
 
 
 Choice = tuple[int, Protection, Allocator | None]
@@ -152,7 +152,7 @@ def gather(prefill: Prefill, kept: Sequence[Tensor]) -> EvictingCache:
         [values[:, :, :tokens] for values in prefill.values],
         [_stack_prompts([choice[layer] for choice in moved]) for layer in range(len(prefill.keys))],
         seen=tokens,
-        others=prefill.others_kept,
+        untouched=prefill.untouched_before_fed_again,
     )
 
 

@@ -20,7 +20,7 @@ from transformers import (
 from kvp.data.encode import Encoded, encode
 from kvp.data.task import Sample
 from kvp.errors import UsageError
-from kvp.hf.cache_layers import other_layers
+from kvp.hf.cache_layers import untouched_layers
 from kvp.hf.decoding import end_tokens
 from kvp.hf.model_config import context_limit, geometry_of, rope_switch
 from kvp.hf.prefill import observe, prefill
@@ -80,7 +80,7 @@ def collect_all(
 
     Raises UsageError when references are requested and a sample has none.
     """
-    if other_layers(model.config) or rope_switch(model.config) is not None:
+    if untouched_layers(model.config) or rope_switch(model.config) is not None:
         rows = 1
     source = iter(samples)
     while batch := list(islice(source, rows)):

@@ -192,7 +192,7 @@ def drop_errors(model, ids, masked_logits):
                 for heads in kept
             ]
             cache = EvictingCache.select(
-                seen.keys, seen.values, indices, seen=CACHED, others=seen.others
+                seen.keys, seen.values, indices, seen=CACHED, untouched=seen.untouched
             )
             found = continued(model, cache, ids[:, CACHED:], (5, *[1] * (FED - 5)))
             expected = masked_logits(model, ids, CACHED, kept, geometry.model_layers)[:, CACHED:]
