@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 from weakref import WeakValueDictionary
 
 from kvp.artifacts.addresses import ObjectPath, Place
@@ -37,9 +37,15 @@ SEAL = "sha256"
 CHECKSUM, _DIGITS = "checksum", 16
 """Key of the digest of a line, and how many of its digits stand there."""
 _DAMAGED = "is damaged or not what kvp writes"
-CLAIMED: WeakValueDictionary[Path, Any] = WeakValueDictionary()
-"""Folders that this process writes (`kvp.artifacts.claim`), by their paths."""
 _PARTIAL = re.compile(r".+\.[0-9a-f]{8}\.partial", re.DOTALL)
+
+
+class _Claim(Protocol):
+    def check(self) -> None: ...
+
+
+CLAIMED: WeakValueDictionary[Path, _Claim] = WeakValueDictionary()
+"""Folders that this process writes (`kvp.artifacts.claim`), by their paths."""
 
 
 def parse_json(text: bytes | str, **options: Any) -> Any:  # noqa: ANN401 - anything JSON can hold
@@ -122,9 +128,8 @@ def is_partial(name: str) -> bool:
 
 def check_claims(path: Place) -> None:
     """Raise the error of a folder above `path` that is no more the one that was claimed."""
-    for folder in [CLAIMED.get(above) for above in getattr(path, "parents", ())]:
-        if folder is not None:
-            folder.check()
+    for claim in filter(None, map(CLAIMED.get, getattr(path, "parents", ()))):
+        claim.check()
 
 
 @contextmanager
