@@ -51,7 +51,7 @@ _CHECKS = {KEY_FIELDS: CHECKS[ROWS], TIMING_KEY: CHECKS[TIMING]}
 
 def record_lines(path: Place, key_fields: Sequence[str]) -> JsonLines:
     """A file of records of these keys, checked when they are written and when they are read."""
-    return JsonLines(path, _CHECKS.get(tuple(key_fields), bool))
+    return JsonLines(path, _CHECKS.get(tuple(key_fields)))
 
 
 def seal(folder: Path) -> None:

@@ -250,11 +250,11 @@ Undo = Callable[[], object]
 
 
 def share_change(
-    change: Callable[[PreTrainedModel], Undo],
+    change: Callable[[PreTrainedModel], Undo | None],
 ) -> Callable[[PreTrainedModel], AbstractContextManager[None]]:
     """`change` of a model by the first block that opens; undone after the last, in any order."""
     lock = Lock()
-    users: MutableMapping[PreTrainedModel, tuple[int, Undo]] = WeakKeyDictionary()
+    users: MutableMapping[PreTrainedModel, tuple[int, Undo | None]] = WeakKeyDictionary()
 
     @contextmanager
     def change_model(model: PreTrainedModel) -> Iterator[None]:
@@ -268,17 +268,17 @@ def share_change(
                 count, undo = users.pop(model)
                 if count > 1:
                     users[model] = count - 1, undo
-                else:
+                elif undo is not None:
                     undo()
 
     return change_model
 
 
 @share_change
-def kvp_attention_set(model: PreTrainedModel) -> Undo:
+def kvp_attention_set(model: PreTrainedModel) -> Undo | None:
     """Set kvp's attention on `model`; the former one is back after the last open block."""
     before = model.config._attn_implementation
     if before == ATTENTION:
-        return str
+        return None
     model.set_attn_implementation(ATTENTION)
     return partial(model.set_attn_implementation, before)

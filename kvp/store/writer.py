@@ -99,12 +99,14 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
     def write_all(self, traces: Iterable[Trace], given: Callable[[Trace], None]) -> None:
         """`write` of many in a thread, while the next is made; `given` gets each."""
         with ThreadPoolExecutor(1, thread_name_prefix="kvp store") as thread:
-            writing: Future[Any] = thread.submit(bool)  # nothing yet
+            writing: Future[None] | None = None
             for trace in traces:
-                writing.result()
+                if writing is not None:
+                    writing.result()
                 writing = thread.submit(self.write, trace)
                 given(trace)
-            writing.result()
+            if writing is not None:
+                writing.result()
 
     def close(self) -> None:
         """Let other writers in; safe to call twice."""
