@@ -26,7 +26,7 @@ from train.recipe import (
 
 AUTO_HEADS = "auto"
 """`--heads` that every process of a job finds out for itself (`train.head_shards`)."""
-OF_A_RUN = ("validate_every", "validation_contexts")
+RUN_SETTINGS = ("validate_every", "validation_contexts")
 """Settings next to those of the recipe that decide the content of a policy or a shard."""
 _RECIPE_GROUPS = (RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettings)
 
@@ -120,7 +120,7 @@ class TrainConfig(
 
     def identity(self) -> dict[str, Any]:
         """Settings that decide the weights, next to recipe and traces: runs of one --out agree."""
-        return {name: getattr(self, name) for name in ("preset", "seed", "heads", *OF_A_RUN)}
+        return {name: getattr(self, name) for name in ("preset", "seed", "heads", *RUN_SETTINGS)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from policies.learned import Calibration
 from policies.policy_files import POLICY, PolicyMeta, Shard, load_shard, save_policy
 from policies.ranker import HeadRankers
 from policies.sources import INDEX
-from train.config import OF_A_RUN, MergeConfig, TrainConfig
+from train.config import RUN_SETTINGS, MergeConfig, TrainConfig
 from train.learning.calibration import calibration_of
 
 SHARD_FOLDER = "heads-{start}-{stop}"
@@ -105,7 +105,7 @@ def _shared_settings(shard: Shard) -> dict[str, Any]:
         "ranker": shard.rankers.spec.to_dict(),
         "model": dict(shard.meta.model),
         **{name: training.get(name) for name in ("seed", "traces", "recipe")},
-        "settings": {name: training.get("config", {}).get(name) for name in OF_A_RUN},
+        "settings": {name: training.get("config", {}).get(name) for name in RUN_SETTINGS},
     }
 
 

@@ -37,7 +37,7 @@ from kvp.program.settings import DtypeName
 from kvp.progress import say
 from kvp.scoring import Needs
 
-_OF_HFLM = (
+_HFLM_ARGUMENTS = (
     "max_length", "add_bos_token", "prefix_token_id", "softmax_dtype",
     "think_end_token", "enable_thinking", "chat_template_args", "truncation",
 )  # fmt: skip
@@ -71,7 +71,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         """Load the model and build the method.
 
         `settings` are those of `parse_compression` and `load`, and the arguments of HFLM in
-        `_OF_HFLM` (docs/lm_eval.md). A loaded model needs its `tokenizer`; `batch_size` auto is
+        `_HFLM_ARGUMENTS` (docs/lm_eval.md). A loaded model needs its `tokenizer`; `batch_size` auto is
         `max_batch_size`. Raises UsageError where an argument cannot work, and as kvp eval.
         """
         if settings.pop("trust_remote_code", False):
@@ -79,13 +79,13 @@ class KvpLM(HFLM):  # type: ignore[misc]
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UsageError("the model class kvp runs in one process: start it without torchrun "
                              "and accelerate launch")  # fmt: skip
-        of_hflm = {name: settings.pop(name) for name in _OF_HFLM if name in settings}
+        of_hflm = {name: settings.pop(name) for name in _HFLM_ARGUMENTS if name in settings}
         loading, known = (inspect.getfullargspec(it).kwonlyargs for it in (load, parse_compression))
         to_load = {name: settings.pop(name) for name in loading if name in settings}
         if unknown := sorted(set(settings) - set(known)):
             raise UsageError(
                 f"--model_args {', '.join(unknown)}: not an argument of the model class kvp; "
-                f"of HFLM's it takes {', '.join(_OF_HFLM)}"
+                f"of HFLM's it takes {', '.join(_HFLM_ARGUMENTS)}"
             )
         method, self._question, self._identity = parse_compression(**settings)
         name, model, its_tokenizer = load(pretrained, tokenizer, **to_load)

@@ -27,7 +27,7 @@ from kvp.messages import template_frame
 from kvp.rope import Rope
 from kvp.scoring import HiddenStates, Needs, Noise, Reconstruction, Scorer
 
-_OF_PROMPT = {
+_PROMPT_NEEDS = {
     "rope": "the queries of the whole prompt",
     "hidden_after": "hidden states of the whole prompt",
     "reconstruction": "how the whole prompt is repeated",
@@ -39,7 +39,7 @@ _OF_PROMPT = {
 
 def needs_scorer_inputs(needs: Needs) -> str:
     """What a scorer with `needs` reads that only a `ScorerInputs` can serve; "" for nothing."""
-    nothing, read = Needs(), _OF_PROMPT.items()
+    nothing, read = Needs(), _PROMPT_NEEDS.items()
     asked = (what for name, what in read if getattr(needs, name) != getattr(nothing, name))
     return next(asked, "")
 
