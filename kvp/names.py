@@ -53,7 +53,7 @@ NEEDS_POLICIES = (
 )
 NO_TRACES = "no trace store at {}: no such folder; kvp collect makes one"
 NO_RESULTS = "{} is not a folder; give the results folder of kvp eval"
-"""Messages for a folder that is missing; {} is its name."""
+"""`NO_TRACES` and `NO_RESULTS` are the messages for a missing folder; {} stands for its name."""
 _LONGEST_NAME = 1000
 _NEVER_SHOWN = ("Cc", "Cs", "Zl", "Zp")
 """Categories of Unicode: control characters, halves of surrogate pairs, ends of lines."""

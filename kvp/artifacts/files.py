@@ -91,9 +91,9 @@ def unseal(content: object, key: str = SEAL, digits: int = 64) -> dict[str, Any]
 def raising_as(
     path: Place | str, error: type[KvpError], what: str = _DAMAGED, done: str = ""
 ) -> Iterator[None]:
-    """Around code that takes a file's content, which may be anything, apart: errors are `error`.
+    """Turn an exception of the block into `error`, whose message names `path` and says `what`.
 
-    So are those of the system, where it says what is `done` to the file: read or written.
+    A KvpError passes. So does an OSError, unless `done` says what the block does: read or written.
     """
     try:
         yield

@@ -121,8 +121,9 @@ class Source(Sequence[Sample]):
 
 
 class NoPromptError(UsageError):
-    """A task has no prompt: the length is too small, or it has no file or no rows. One that is
-    named is then refused, one of a group (`ruler`) left out.
+    """A task has no prompt: the length is too small, or it has no file or no rows.
+
+    A task that the user named is refused; a member of a group (`ruler`) is skipped.
     """
 
     def __init__(self, message: str, reason: str | None = None) -> None:

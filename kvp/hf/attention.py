@@ -252,7 +252,7 @@ Undo = Callable[[], object]
 def share_change(
     change: Callable[[PreTrainedModel], Undo | None],
 ) -> Callable[[PreTrainedModel], AbstractContextManager[None]]:
-    """`change` of a model by the first block that opens; undone after the last, in any order."""
+    """The first open block applies `change`; when the last one closes, it is undone."""
     lock = Lock()
     users: MutableMapping[PreTrainedModel, tuple[int, Undo | None]] = WeakKeyDictionary()
 
