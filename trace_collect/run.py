@@ -24,7 +24,7 @@ from kvp.hf.model_access import known_output_gram
 from kvp.hf.model_identity import model_identity, weights_digest
 from kvp.hf.rotary import known_frequencies
 from kvp.hf.trace import Recorded, check_reach, collect_all, default_batch_size
-from kvp.program.ray_engine import do_with_ray
+from kvp.program.ray_workers import do_with_ray
 from kvp.progress import Progress, phase
 from kvp.store import StorePlan, Trace, TraceWriter, planned_bytes
 from kvp.store.metadata import STORE, committed

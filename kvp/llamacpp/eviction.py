@@ -31,12 +31,12 @@ from kvp.scoring import Scorer, score_layers
 
 LONGEST = 1 << 20
 """Tokens that a bounded sequence may have in all."""
-_SHRUNK: weakref.WeakKeyDictionary[Llama, _Held] = weakref.WeakKeyDictionary()
+_SHRUNK: weakref.WeakKeyDictionary[Llama, _CellState] = weakref.WeakKeyDictionary()
 """What `shrink` left in a llama."""
 
 
 @dataclass(frozen=True)
-class _Held:
+class _CellState:
     """What cells held right after an eviction."""
 
     places: np.ndarray
@@ -59,11 +59,11 @@ class _Held:
         return int(self.places.shape[-1]) + seen - self.seen
 
 
-def _hold_all(geometry: Geometry, positions: np.ndarray) -> _Held:
+def _hold_all(geometry: Geometry, positions: np.ndarray) -> _CellState:
     """All heads hold the tokens at `positions` [N]."""
     places = np.tile(positions.astype(np.int64), (geometry.layers, geometry.kv_heads, 1))
     end = int(positions[-1]) + 1 if len(positions) else 0
-    return _Held(places, end, end, end - _count_unbroken(positions[None] - end))
+    return _CellState(places, end, end, end - _count_unbroken(positions[None] - end))
 
 
 def _count_unbroken(places: np.ndarray) -> int:
@@ -76,7 +76,7 @@ def _count_unbroken(places: np.ndarray) -> int:
 class Cells:
     """What a sequence holds after its latest eviction."""
 
-    held: _Held = field(repr=False)
+    held: _CellState = field(repr=False)
     seen: int = 0
     """Tokens read and written."""
     cell_nbytes: int = 0
@@ -309,7 +309,7 @@ def _close_gaps(decoder: Decoder, kept: Cells) -> None:
     places = np.broadcast_to(np.arange(kept.kept), kept.positions.shape)
     state = decoder.move_keys(decoder.read(), places - kept.positions)
     decoder.write(replace(state, positions=np.arange(kept.kept, dtype=np.int32)))
-    kept.held = _Held(places, kept.seen, kept.kept, kept.held.floor)
+    kept.held = _CellState(places, kept.seen, kept.kept, kept.held.floor)
 
 
 def _cut(
@@ -329,7 +329,7 @@ def _cut(
     decoder.write(state.take(best))
     own = np.take_along_axis(places, best, -1)
     floor = kept.seen - _count_unbroken(best.reshape(-1, keep) - kept.kept)
-    kept.held = _Held(own, kept.seen, kept.end, max(held.floor, floor))
+    kept.held = _CellState(own, kept.seen, kept.end, max(held.floor, floor))
     kept.cell_nbytes = state.nbytes // len(state.positions)
     kept.evictions += 1
     kept.seconds += time.perf_counter() - started

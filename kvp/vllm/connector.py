@@ -138,7 +138,7 @@ class KvpConnector(KVConnectorBase_V1):
         self._requests: dict[str, tuple[ContextFacts | None, Load]] = {}
         self._waiting: list[Load] = []
         self._unread: set[int] = set()
-        self._held = Held(self._folder, float(extra.get("memory_gb", 4.0)) * 1e9)
+        self._held = ContextMemory(self._folder, float(extra.get("memory_gb", 4.0)) * 1e9)
         self._salts = count()
         self._saves: dict[str, Save] = {}
         self._answers: dict[str, dict[str, Any]] = {}
@@ -436,7 +436,7 @@ def _refusal_reason(request: Request, facts: ContextFacts, written: int, model: 
     return ""
 
 
-class Held:
+class ContextMemory:
     """Contexts in host memory, the least recently used one forgotten first."""
 
     def __init__(self, folder: Path, most: float) -> None:

@@ -11,7 +11,7 @@ from kvp.artifacts.addresses import place, size_of
 from kvp.data.metrics import rouge_scorer
 from kvp.errors import KvpError, UsageError
 from kvp.plugins import Registry, import_object, is_object_name, module_exists
-from kvp.program.ray_engine import do_with_ray
+from kvp.program.ray_workers import do_with_ray
 from kvp.program.settings import WorkersConfig
 
 CODE = """

@@ -26,7 +26,7 @@ def run(config):
 PROGRAM = """
 from dying import Config, run
 from kvp.program.exit_codes import call_program
-from kvp.program.ray_engine import do_with_ray
+from kvp.program.ray_workers import do_with_ray
 
 config = Config(engine="ray", workers=2, out="out")
 raise SystemExit(call_program(lambda: do_with_ray(run, config, "cpu", lambda: None), "program"))

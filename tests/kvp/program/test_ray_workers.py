@@ -3,7 +3,7 @@
 import pytest
 
 from kvp.errors import UsageError
-from kvp.program.ray_engine import gpus_of_worker
+from kvp.program.ray_workers import gpus_of_worker
 from kvp.program.settings import WorkersConfig
 
 
