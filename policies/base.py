@@ -101,12 +101,10 @@ class Component:
             raise UsageError(f"{cls.base_name} has no preset {argument!r}: its presets are {known}")
         settings = {**(cls.presets[argument] if argument else {}), **options}
         names = option_names(cls)
-        for option in settings:
-            if option not in names:
+        for name in settings:
+            if name not in names:
                 known = ", ".join(names) or "none"
-                raise UsageError(
-                    f"{cls.base_name} has no option {option!r}: its options are {known}"
-                )
+                raise UsageError(f"{cls.base_name} has no option {name!r}: its options are {known}")
         return cls(**settings)
 
 

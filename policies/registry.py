@@ -136,9 +136,8 @@ def make_scorer(
 ) -> Scorer:
     """Build a scorer from a specification, also parsed, or a class; a scorer is returned.
 
-    Raises UsageError, in one line, on an unknown method, preset or option, a value that is not
-    allowed, an object that cannot be used or takes a built-in name. With `policies` the message on
-    an unknown method lists policies, too.
+    Raises UsageError on an unknown method (`policies`: policies are listed, too), preset or option,
+    a value that is not allowed, an object that cannot be used or takes a built-in name.
     """
     known = {name: kind.build for name, kind in SCORERS.items()}
     made, label = _build(spec, "method", {**known, **FROM_OUTSIDE}, policies=policies)
