@@ -80,7 +80,7 @@ class PromptConfig(DataConfig):
         super().__post_init__()
         _ = self.depth_list, self.length_list  # reading them checks them
         if self.metric is not None and self.metric not in METRIC_NAMES:
-            raise ValueError(
+            raise UsageError(
                 f"--metric: no metric {self.metric!r}; use one of {', '.join(METRIC_NAMES)} "
                 "(multiple choice: kvp lm-eval)"
             )
@@ -95,7 +95,7 @@ class PromptConfig(DataConfig):
         """`--lengths` as whole numbers; None where it is not given."""
         numbers = _numbers("lengths", self.lengths, most=float("inf"))
         if numbers is not None and not all(number.is_integer() and number for number in numbers):
-            raise ValueError(f"--lengths must be numbers of tokens, got {self.lengths!r}")
+            raise UsageError(f"--lengths must be numbers of tokens, got {self.lengths!r}")
         return None if numbers is None else tuple(map(int, numbers))
 
 
@@ -113,7 +113,7 @@ def _is_learned(method: str) -> bool:
 
 
 def _numbers(flag: str, text: str | None, *, most: float) -> tuple[float, ...] | None:
-    """Numbers of a comma-separated list from 0 to `most`; ValueError, naming the flag, else."""
+    """Numbers of a comma-separated list from 0 to `most`; UsageError, naming the flag, else."""
     if text is None:
         return None
     try:
@@ -122,7 +122,7 @@ def _numbers(flag: str, text: str | None, *, most: float) -> tuple[float, ...] |
         numbers = ()
     if not numbers or not all(0 <= number <= most and number < 1e9 for number in numbers):
         wanted = f"from 0 to {most:g}" if most < 1e9 else "of tokens"
-        raise ValueError(f"--{flag} must be numbers {wanted}, comma separated, got {text!r}")
+        raise UsageError(f"--{flag} must be numbers {wanted}, comma separated, got {text!r}")
     return numbers
 
 
@@ -194,10 +194,10 @@ class EvalConfig(
         for flag in ("methods", "allocators", "budgets", "protocols"):
             value = getattr(self, flag)
             if not (split_list(value) if isinstance(value, str) else value):
-                raise ValueError(f"--{flag} is empty")
+                raise UsageError(f"--{flag} is empty")
         for protocol in self.protocol_list:
             if protocol not in PROTOCOLS:
-                raise ValueError(
+                raise UsageError(
                     f"--protocols: no protocol {protocol!r}; use {', '.join(PROTOCOLS)}"
                 )
         check_flag("budgets", parse_budgets, self.budgets)

@@ -43,9 +43,9 @@ class Registry:
     builtin: Mapping[str, str]
 
     def check(self, name: str) -> None:
-        """Raise ValueError unless a name can stand for a component; nothing is imported."""
+        """Raise UsageError unless a name can stand for a component; nothing is imported."""
         if ":" not in name and name not in self.builtin:
-            raise ValueError(self._unknown(name))
+            raise UsageError(self._unknown(name))
 
     def load(self, name: str) -> Any:  # noqa: ANN401
         """The component of a name; UsageError, naming the flag, where it cannot be imported."""

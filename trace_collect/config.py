@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from kvp.data.splits import SPLITS
+from kvp.errors import UsageError
 from kvp.names import STORED_LABELS, split_list
 from kvp.program.settings import (
     Bounds,
@@ -50,10 +51,10 @@ class CollectConfig(DataConfig, ModelConfig, RunConfig, WorkersConfig, DryRunCon
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.sequences:
-            raise ValueError("--train, --validation and --test are all 0: nothing to collect")
+            raise UsageError("--train, --validation and --test are all 0: nothing to collect")
         for label in split_list(self.labels):
             if label not in STORED_LABELS:
-                raise ValueError(f"--labels: no label {label!r}; use {', '.join(STORED_LABELS)}")
+                raise UsageError(f"--labels: no label {label!r}; use {', '.join(STORED_LABELS)}")
 
     @property
     def label_list(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ made directly has the defaults of the first one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
@@ -98,9 +99,9 @@ class TrainConfig(
         super().__post_init__()
         self.recipe()  # making it checks it
         if self.heads not in (None, AUTO_HEADS):
-            start, colon, stop = self.heads.partition(":")
-            if not (colon and start.isdecimal() and stop.isdecimal() and int(start) < int(stop)):
-                raise ValueError(f"--heads must be START:STOP, as in 0:56, got {self.heads}")
+            numbers = re.fullmatch(r"(\d{1,99}):(\d{1,99})", self.heads)
+            if numbers is None or int(numbers[1]) >= int(numbers[2]):
+                raise UsageError(f"--heads must be START:STOP, as in 0:56, got {self.heads}")
 
     def heads_of(self, geometry: Geometry) -> range:
         """KV heads that are trained, by default all; UsageError where the model has fewer."""

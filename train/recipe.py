@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from kvp.errors import UsageError
 from kvp.names import INPUTS, TOKEN_INPUTS, split_list
 from kvp.plugins import Registry
 from kvp.program.settings import Bounds, Group
@@ -154,7 +155,7 @@ class ContextSettings(Group):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.compress_prompt + self.compress_context + self.compress_uniform <= 0:
-            raise ValueError(
+            raise UsageError(
                 "--compress_prompt, --compress_context and --compress_uniform cannot all be 0"
             )
 
@@ -187,14 +188,14 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
         LABELS.check(self.label)
         for name in ("lr", "temperature"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"--{name} must be positive, got {getattr(self, name)}")
+                raise UsageError(f"--{name} must be positive, got {getattr(self, name)}")
         if self.objective == "rloo" and self.permutations < 2:
-            raise ValueError("--permutations must be at least 2 (leave-one-out)")
+            raise UsageError("--permutations must be at least 2 (leave-one-out)")
         if self.objective == "rloo_batch" and self.contexts * self.permutations < 2:
-            raise ValueError("--contexts times --permutations must be at least 2 (leave-one-out)")
+            raise UsageError("--contexts times --permutations must be at least 2 (leave-one-out)")
         inputs = self.input_list
         if not inputs or set(inputs) - set(INPUTS):
-            raise ValueError(f"--inputs must be some of {','.join(INPUTS)}, got {self.inputs!r}")
+            raise UsageError(f"--inputs must be some of {','.join(INPUTS)}, got {self.inputs!r}")
         if self.architecture == "paper":
             chosen = {
                 "inputs": inputs != TOKEN_INPUTS,
@@ -203,7 +204,7 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
                 "reach": self.reach > 0,
             }
             if wrong := [name for name, differs in chosen.items() if differs]:
-                raise ValueError(f"--{wrong[0]} cannot be chosen for the paper's architecture")
+                raise UsageError(f"--{wrong[0]} cannot be chosen for the paper's architecture")
 
     @property
     def input_list(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from eval.config import EvalConfig, MeasureConfig, PromptConfig, check_flag, eva
 from eval.results.names import QUERY_AWARE, Protocol
 from kvp import names as known_names
 from kvp.budgets import Budget, parse_budget
+from kvp.errors import UsageError
 from kvp.names import KVZAP, LEARNED, split_list
 from kvp.program.settings import Bounds, MemoryConfig, ModelConfig, ProtectionConfig, RunConfig
 
@@ -53,7 +54,7 @@ class EvolveConfig(
     def __post_init__(self) -> None:
         super().__post_init__()
         if not split_list(self.scorer):
-            raise ValueError("--scorer is empty")
+            raise UsageError("--scorer is empty")
         check_flag("budget", parse_budget, self.budget)
 
     def check_names(self) -> None:

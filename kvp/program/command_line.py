@@ -297,10 +297,7 @@ def make_config(
     missing = [flags[name].written.split()[0] for name in made if made[name] is MISSING]
     if missing:
         raise UsageError(f"{', '.join(missing)} is missing")
-    try:
-        return config_class(**made)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    return config_class(**made)
 
 
 def _values(

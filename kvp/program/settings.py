@@ -40,7 +40,7 @@ class Group:
     """Settings that name folders which must be there, and what to say of one that is not."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the flag that is out of bounds, missing, or no such address."""
+        """Raise UsageError naming the flag that is out of bounds, missing, or no such address."""
         if getattr(self, "out", None) == "" and not getattr(self, "dry_run", False):
             raise UsageError("--out is missing")
         owners = type(self).__mro__
@@ -50,11 +50,11 @@ class Group:
             texts = value if isinstance(value, list | tuple) else [value]
             for text in texts if name not in addresses else ():
                 if isinstance(text, str) and is_address(text):
-                    raise ValueError(
+                    raise UsageError(
                         f"--{name} cannot lie in an object store ({text}): name a path on a disk"
                     )
             if name in minimums and value is not None and not value >= minimums[name]:
-                raise ValueError(f"--{name} must be at least {minimums[name]:g}, got {value}")
+                raise UsageError(f"--{name} must be at least {minimums[name]:g}, got {value}")
 
     def check_names(self) -> None:
         """Raise KvpError on a name that cannot exist, before what it names is imported."""
@@ -75,7 +75,7 @@ class DeviceConfig(Group):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not _DEVICE.fullmatch(self.device):
-            raise ValueError(f"--device must be cpu, cuda or cuda:INDEX, got {self.device!r}")
+            raise UsageError(f"--device must be cpu, cuda or cuda:INDEX, got {self.device!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ class TaskConfig(Group):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.task_list:
-            raise ValueError("--tasks is empty")
+            raise UsageError("--tasks is empty")
 
     def check_names(self) -> None:
         """Raise KvpError on a name that cannot exist."""

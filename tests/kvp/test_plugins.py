@@ -94,7 +94,7 @@ def test_a_registry_imports_what_is_asked_for():
     registry.check("my.module:Name")
     assert "good_one" not in sys.modules
     assert registry.load("good_one:Outer").__name__ == "Outer"
-    with pytest.raises(ValueError, match=r"--label 'oter' is unknown \(did you mean outer\?\)"):
+    with pytest.raises(UsageError, match=r"--label 'oter' is unknown \(did you mean outer\?\)"):
         registry.check("oter")
     with pytest.raises(UsageError, match="--label 'other' is unknown"):
         registry.load("other")

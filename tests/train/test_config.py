@@ -33,7 +33,7 @@ def test_flags_override_the_preset(monkeypatch):
     monkeypatch.setattr(TrainConfig, "check_names", lambda _: None)
     kvp.train(traces="t", out="o", preset="paper", lr=1e-3)
     assert from_python == [config]
-    with pytest.raises(ValueError, match="cannot be chosen for the paper's architecture"):
+    with pytest.raises(UsageError, match="cannot be chosen for the paper's architecture"):
         TrainConfig(traces="t", out="o", preset="paper")
 
 

@@ -16,7 +16,7 @@ from kvp.program.settings import WorkersConfig
     ],
 )
 def test_flags_that_do_not_fit_are_refused(settings, message):
-    with pytest.raises((UsageError, ValueError), match=message):
+    with pytest.raises(UsageError, match=message):
         WorkersConfig(**settings)
 
 

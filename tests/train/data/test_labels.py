@@ -48,7 +48,7 @@ def test_what_is_no_label_is_refused():
         load_label("json:dumps")
     with pytest.raises(UsageError, match="--label no"):
         load_label("no.such.module:X")
-    with pytest.raises(ValueError, match="did you mean max_future_attention"):
+    with pytest.raises(UsageError, match="did you mean max_future_attention"):
         replace(FOURIER, label="max_future_atention")
 
 
