@@ -203,7 +203,7 @@ class WorkersConfig(Group):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.worker  # reading it checks it
+        rank_of(self.rank, self.world_size)
         if self.engine == "ray":
             if self.rank is not None or self.world_size is not None:
                 raise UsageError(
