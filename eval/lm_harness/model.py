@@ -71,8 +71,8 @@ class KvpLM(HFLM):  # type: ignore[misc]
         """Load the model and build the method.
 
         `settings` are those of `parse_compression` and `load`, and the arguments of HFLM in
-        `_HFLM_ARGUMENTS` (docs/lm_eval.md). A loaded model needs its `tokenizer`; `batch_size` auto is
-        `max_batch_size`. Raises UsageError where an argument cannot work, and as kvp eval.
+        `_HFLM_ARGUMENTS` (docs/lm_eval.md). A loaded model needs its `tokenizer`; `batch_size` auto
+        is `max_batch_size`. Raises UsageError where an argument cannot work, and as kvp eval.
         """
         if settings.pop("trust_remote_code", False):
             raise UsageError("trust_remote_code: kvp never runs code that comes with a model")
