@@ -23,7 +23,7 @@ policy adds to a prefill of real models on a CPU is on other pages:
 [Qwen2.5-Coder](results/qwen2.5-coder_details.md#cost), [SmolLM2](results/speed.md),
 [in vLLM](results/engines.md#speed-and-memory-in-vllm).
 """
-INTRODUCTION = """Each number is of one run on one machine: processor time of all threads on a CPU,
+INTRODUCTION = """Each table is of one run on one machine: processor time of all threads on a CPU,
 wall time on a GPU. An incomplete run was ended at its time limit.
 `python -m benchmarks.performance` writes this page from the linked JSON files, which also have
 cores, driver, load, medians and rounds. [Speed]({speed}) says what the numbers decided.
