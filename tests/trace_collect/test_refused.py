@@ -29,7 +29,7 @@ def no_weights(monkeypatch):
         (["--length=60"], "--length 60: the smallest niah_single_1 prompt"),
         (["--out=README.md"], "is a file"),
         (["--tasks=ruler", "--length=20"], "no task of ruler fits"),
-        (["--essays=/no/such/file"], "--essays /no/such/file: cannot be read"),
+        (["--essays=/no/such/file"], "--essays /no/such/file: no such file or folder"),
         (["--train=0", "--validation=0"], "nothing to collect"),
         (["--device=cuda:99"], "--device cuda:99"),
         (["--labels=kvzip,snap"], "--labels: no label 'snap'; use kvzip, kvzip_plus"),

@@ -58,7 +58,7 @@ def test_a_setting_of_a_users_own_names_its_module(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\nfrom policies.registry import BaseScorer\n\n\n"
         "@dataclass(frozen=True, kw_only=True)\nclass Mine(BaseScorer):\n    step: int = 1\n"
-        "    method = 'other'\n    grid = {'step': (1, 2)}\n"
+        "    base_name = 'other'\n    grid = {'step': (1, 2)}\n"
     )
     monkeypatch.chdir(tmp_path)
     (subject,) = subjects_of(TuneConfig(out="out", methods="mine:Mine", allocators="uniform"))
