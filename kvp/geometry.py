@@ -91,8 +91,7 @@ def check_geometry(scorer: Any, geometry: Geometry, allocator: Any = None) -> No
         check(layers=geometry.layers, kv_heads=geometry.kv_heads)
     trained = getattr(scorer, "geometry", None)
     if isinstance(trained, Geometry) and trained != geometry:
-        theirs = getattr(scorer, "metadata", {}).get("model", {})
-        name = theirs.get("base_model") or theirs.get("id") or "another model"
+        name = getattr(scorer, "model_name", None) or "another model"
         raise PolicyError(
             f"policy {getattr(scorer, 'label', scorer.name)} was trained for {name}, {trained}; "
             f"the model has {geometry}: name the policy's model (--model), or train a policy of "

@@ -102,14 +102,21 @@ class LearnedScorer:
     name = LEARNED
     """`label` says which policy it is."""
 
+    @property
+    def model_name(self) -> str | None:
+        """The model that it was trained for, as people load it; None where no record says so."""
+        model = self.metadata.get("model", {})
+        name: str | None = model.get("base_model") or model.get("id")
+        return name
+
     def __repr__(self) -> str:
-        model, source = self.metadata.get("model", {}), self.source
+        source = self.source
         count = sum(weight.numel() for weight in self.rankers.parameters())
         calibrated = "not calibrated: heads cannot compete for one budget (ada, global)"
         if self.calibration:
             calibrated = f"calibrated ({self.calibration.target}): heads can compete (ada, global)"
         return (
-            f"policy {self.label!r} for {model.get('base_model') or model.get('id')}: "
+            f"policy {self.label!r} for {self.model_name}: "
             f"{self.geometry}\n{self.geometry.total_kv_heads} rankers, {count:,} parameters, which "
             f"read {', '.join(self.rankers.spec.inputs)}\n"
             f"{calibrated}\n"

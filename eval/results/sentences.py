@@ -79,8 +79,8 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
         smallest, open_one = stats.find_smallest_budget(gaps)
         said, words, largest = shown, f" {smallest}", next(iter(gaps))
         if smallest is None:
-            few = gaps[largest].mean > -stats.RESOLUTION
-            said, words, open_one = (unshown, "", largest) if few else (lost, "", None)
+            few, words = gaps[largest].mean > -stats.RESOLUTION, ""
+            said, open_one = (unshown, largest) if few else (lost, None)
         if open_one:
             number = stats.prompts_to_hold(gaps[open_one])
             words += f" (at {open_one} about {number:,} prompts would show it)"
