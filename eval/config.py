@@ -19,7 +19,7 @@ from kvp.budgets import Budget, parse_budget, parse_budgets
 from kvp.data.metrics import METRIC_NAMES
 from kvp.engines import LLAMA_CPP, VLLM
 from kvp.errors import UsageError
-from kvp.names import KVZAP, LEARNED, UNIFORM, split_list
+from kvp.names import LEARNED, UNIFORM, split_list
 from kvp.program.settings import (
     Bounds,
     DataConfig,
@@ -305,7 +305,7 @@ class CompressConfig(ModelConfig, DeviceConfig):
             known_names.check_policy(name, "--policy: ")
             known_names.check_allocators([allocator] if allocator else [], "policy")
         else:
-            known_names.check_methods([self.label], "method", (KVZAP,))
+            known_names.check_methods([self.label], "method", ())
         (LLAMA_CPP if self.gguf else VLLM).check(allocator)
 
 

@@ -29,9 +29,11 @@ ALLOCATOR_NAMES = (
 """Built-in allocators, the names of `policies.registry.ALLOCATORS`."""
 UNIFORM = "uniform"
 """The allocator that keeps equally many tokens in every head."""
-KVZAP, LEARNED, FULL, ALL_NULLS, TUNED = OTHER_METHODS = ("kvzap", "kvp", "full", "nulls", "tuned")
-"""Names before a colon or alone that mean no scorer of `SCORER_NAMES`: published networks, the
-policies of `--policies`, no eviction, all scorers that score nothing, and a file of kvp tune."""
+(KVZAP,) = EXTERNAL_NAMES = ("kvzap",)
+"""Methods whose weights do not come with kvp, the names of `policies.registry.FROM_OUTSIDE`."""
+LEARNED, FULL, ALL_NULLS, TUNED = OTHER_METHODS = ("kvp", "full", "nulls", "tuned")
+"""Names before a colon or alone that mean no single scorer: the policies of `--policies`, no
+eviction, all scorers that score nothing, and a file of kvp tune."""
 
 TOKEN_INPUTS = ("key", "value", "position", "distance")
 """Inputs of a learned ranker that need no query; distance is that to the end of the cache."""
@@ -109,6 +111,7 @@ def check_policy(name: str, flag: str = "") -> None:
 
 def check_methods(specs: Iterable[str], flag: str, others: Sequence[str] = OTHER_METHODS) -> None:
     """Raise UsageError, naming the flag, on an allocator or method that it cannot take."""
+    others = (*EXTERNAL_NAMES, *others)
     for spec in specs:
         scorer, allocator = split_method(spec)
         if message := _name_error("method", scorer, SCORER_NAMES, others):

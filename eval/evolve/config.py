@@ -10,7 +10,7 @@ from eval.results.names import QUERY_AWARE, Protocol
 from kvp import names as known_names
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
-from kvp.names import KVZAP, LEARNED, split_list
+from kvp.names import LEARNED, split_list
 from kvp.program.settings import Bounds, MemoryConfig, ModelConfig, ProtectionConfig, RunConfig
 
 RUN_ONLY = ("out", "device", "decode_batch", "memory_gb")
@@ -59,7 +59,7 @@ class EvolveConfig(
 
     def check_names(self) -> None:
         """Raise KvpError on an unknown scorer, and as kvp eval does."""
-        known_names.check_methods([self.scorer], "scorer", (KVZAP, LEARNED))
+        known_names.check_methods([self.scorer], "scorer", (LEARNED,))
         self.evaluation.check_names()
 
     @property
