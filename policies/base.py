@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from kvp.errors import UsageError
+from kvp.errors import UsageError, did_you_mean
 from kvp.ranking import Request
 from kvp.scoring import Needs, View
 
@@ -103,8 +103,8 @@ class Component:
         names = option_names(cls)
         for name in settings:
             if name not in names:
-                known = ", ".join(names) or "none"
-                raise UsageError(f"{cls.base_name} has no option {name!r}: its options are {known}")
+                unknown = f"{cls.base_name} has no option {name!r}{did_you_mean(name, names)}"
+                raise UsageError(f"{unknown}: its options are {', '.join(names) or 'none'}")
         return cls(**settings)
 
 

@@ -98,7 +98,7 @@ def test_options_override_presets():
         ("snapkv(window=16", "is not of the form"),
         ("snapkv:nobody", "snapkv has no preset 'nobody': its presets are kvpress, paper, off"),
         ("oracle:kvpress", "oracle has no preset 'kvpress': its presets are none"),
-        ("snapkv(windw=3)", "snapkv has no option 'windw': its options are window, kernel, pool"),
+        ("snapkv(windw=3)", "no option 'windw' (did you mean window?): its options are window, "),
         ("snapkv(window)", "snapkv: 'window' is not of the form option=value"),
         ("snapkv(window=)", "snapkv: 'window=' is not of the form option=value"),
         ("snapkv(window=1,window=2)", "snapkv: option 'window' is given twice"),
