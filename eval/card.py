@@ -25,9 +25,9 @@ from policies.sources import INDEX
 def model_card(
     policy: Shard | str | Path, name: str, *, license: str | None, results: str | Path | None = None
 ) -> str:
-    """Markdown about a policy or that of a folder, with the YAML header that the hub reads.
+    """Markdown about a policy, named as for `load_policy`, with the YAML header that the hub reads.
 
-    `name` is what `load_policy` takes, `license` as the hub names it, `results` a folder of kvp
+    `name` is the one that it will have, `license` as the hub names it, `results` a folder of kvp
     eval, for a table of this policy and of methods without one. Raises PolicyError for a part of
     a policy, ResultsError for damaged results, UsageError where they are of another policy, by
     its digest.

@@ -25,6 +25,7 @@ from kvp.version import __version__ as __version__
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from eval.card import model_card
     from eval.results.frame import ResultsFrame
     from kvp.hf import evicting, load_model, prefill_and_evict
     from kvp.hf.contexts import compress, load_context
@@ -33,27 +34,15 @@ if TYPE_CHECKING:
     from policies import load_policy, make_allocator, make_method, make_scorer, resolve_method
 
 __all__ = [
-    "Protection",
-    "TraceReader",
-    "collect",
-    "compress",
-    "evaluate",
-    "evicting",
-    "load_context",
-    "load_model",
-    "load_policy",
-    "make_allocator",
-    "make_method",
-    "make_scorer",
-    "prefill_and_evict",
-    "read_results",
-    "resolve_method",
-    "train",
-]
+    "Protection", "TraceReader", "collect", "compress", "evaluate", "evicting", "load_context",
+    "load_model", "load_policy", "make_allocator", "make_method", "make_scorer", "model_card",
+    "prefill_and_evict", "read_results", "resolve_method", "train",
+]  # fmt: skip
 
 _MODULES = {
     "Protection": "kvp.ranking",
     "TraceReader": "kvp.store",
+    "model_card": "eval.card",
     **dict.fromkeys(("evicting", "load_model", "prefill_and_evict"), "kvp.hf"),
     **dict.fromkeys(("compress", "load_context"), "kvp.hf.contexts"),
     **dict.fromkeys(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from eval.card import model_card
+from kvp import model_card
 from kvp.artifacts.files import JsonLines
 from kvp.artifacts.manifest import read_sealed_json, sha256_file, write_sealed_json
 from kvp.errors import PolicyError, UsageError
