@@ -10,6 +10,7 @@ than rounding can explain: near ties that two versions of transformers order dif
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -180,5 +181,12 @@ def compare_kvzap(model: PreTrainedModel, hidden: int | None) -> None:
 
 
 if __name__ == "__main__":
-    what, *rest = sys.argv[1:]
-    {"here": here, "there": there, "presses": presses}[what](*map(Path, rest))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    steps = parser.add_subparsers(required=True)
+    for step in (here, there, presses):
+        command = steps.add_parser(step.__name__, help=step.__doc__)
+        command.set_defaults(step=step)
+        if step is not presses:
+            command.add_argument("folder", type=Path)
+    given = vars(parser.parse_args())
+    given.pop("step")(**given)

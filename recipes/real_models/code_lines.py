@@ -6,9 +6,9 @@ The context is some 160 lines of a module, the question its next six lines, the 
 after them. Only of modules that `documents.py` makes no training document of.
 """
 
+import argparse
 import json
 import random
-import sys
 import sysconfig
 from pathlib import Path
 
@@ -50,6 +50,7 @@ def rows() -> list[dict[str, object]]:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(
-        "".join(json.dumps(row) + "\n" for row in rows()), encoding="utf-8"
-    )
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("out", type=Path, help="rows, JSONL")
+    lines = "".join(json.dumps(row) + "\n" for row in rows())
+    parser.parse_args().out.write_text(lines, encoding="utf-8")

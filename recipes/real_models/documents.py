@@ -11,11 +11,11 @@ six begins with a rule that all its answers follow. No needle is put into any te
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import random
 import re
-import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -365,6 +365,7 @@ def main(out: Path, texts: Path | None = None) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
-        raise SystemExit(__doc__)
-    main(*map(Path, sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("out", type=Path, help="conversations, JSONL")
+    parser.add_argument("texts", type=Path, nargs="?", metavar="D", help="folder of texts")
+    main(**vars(parser.parse_args()))

@@ -6,9 +6,9 @@ An instruction for every answer stands before passages of SQuAD, of which one is
 score is whether the answer follows the instruction: whether it holds the words that this asks for.
 """
 
+import argparse
 import json
 import random
-import sys
 from pathlib import Path
 
 DOCUMENTS, PASSAGES = 3, 9
@@ -47,4 +47,7 @@ def main(out: Path, squad: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("out", type=Path, help="rows, JSONL")
+    parser.add_argument("squad", type=Path, help="passages of texts.py")
+    main(**vars(parser.parse_args()))

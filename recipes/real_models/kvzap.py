@@ -10,6 +10,7 @@ MODEL score their tokens by KVzip+, and fits one MLP per layer to the logarithm 
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -69,10 +70,10 @@ def fit(states: Tensor, scores: Tensor) -> nn.Sequential:
     return network
 
 
-def main(model: str, documents: str, out: str, count: str = "126") -> None:
+def main(model: str, documents: Path, out: Path, count: int) -> None:
     """Write config.json and model.safetensors, as `policies.kvzap` reads them."""
     torch.manual_seed(0)
-    states, scores = read_pairs(model, Path(documents), int(count))
+    states, scores = read_pairs(model, documents, count)
     tensors: dict[str, Tensor] = {}
     for layer, pair in enumerate(zip(states, scores, strict=True)):
         network = fit(*pair)
@@ -85,10 +86,15 @@ def main(model: str, documents: str, out: str, count: str = "126") -> None:
         "model_type": "kvzap", "input_dim": width, "output_dim": heads, "n_modules": len(states),
         "hidden_dim": width // 8,
     }  # fmt: skip
-    Path(out).mkdir(parents=True)
-    save_file(tensors, Path(out) / "model.safetensors")
-    (Path(out) / "config.json").write_text(json.dumps(config) + "\n", encoding="utf-8")
+    out.mkdir(parents=True)
+    save_file(tensors, out / "model.safetensors")
+    (out / "config.json").write_text(json.dumps(config) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", help="a folder or a hub id")
+    parser.add_argument("documents", type=Path, help="conversations of documents.py")
+    parser.add_argument("out", type=Path, help="new folder")
+    parser.add_argument("count", type=int, nargs="?", default=126, help="of conversations (126)")
+    main(**vars(parser.parse_args()))

@@ -11,9 +11,9 @@ article. Questions ask for an entry, or what follows some words. Rows are for `k
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
-import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -164,6 +164,11 @@ def main(out: Path, texts: Path, parts: int = 0, contexts: int = 0, seed: int = 
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (3, 6):
-        raise SystemExit(__doc__)
-    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("out", type=Path, help="rows, JSONL")
+    parser.add_argument("texts", type=Path, metavar="D", help="folder of texts")
+    parser.add_argument("numbers", type=int, nargs="*", help="PARTS CONTEXTS SEED")
+    given = parser.parse_args()
+    if len(given.numbers) not in (0, 3):
+        parser.error("PARTS, CONTEXTS and SEED are given together")
+    main(given.out, given.texts, *given.numbers)

@@ -9,8 +9,8 @@ numbers of these files.
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -307,4 +307,6 @@ def main(run: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("run", type=Path, help="folder of evidence.sh")
+    main(**vars(parser.parse_args()))

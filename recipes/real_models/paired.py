@@ -11,7 +11,7 @@ correction.
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import pandas as pd
 
@@ -50,6 +50,8 @@ def main(out: str, lead: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4:
-        sys.exit(__doc__)
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("out", help="the table that is written, CSV")
+    parser.add_argument("lead", help="a setting, such as kvp/general+global")
+    parser.add_argument("folder", help="results of kvp eval")
+    main(**vars(parser.parse_args()))

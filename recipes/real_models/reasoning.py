@@ -12,6 +12,7 @@ again.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -95,38 +96,44 @@ def answer(
     return tokenizer.batch_decode(made[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
-def main(path: str, data: str, out: str, count: str, caches: str, *methods: str) -> None:
+def main(model: str, data: Path, out: Path, count: int, caches: str, methods: list[str]) -> None:
     """Answer what is missing in `out`, then print the table."""
-    lines = Path(data).read_text(encoding="utf-8").splitlines()[: int(count)]
+    lines = data.read_text(encoding="utf-8").splitlines()[:count]
     rows = [json.loads(line) for line in lines]
     settings = [
         (method, cache)
         for method in methods
         for cache in ([0] if method == "full" else map(int, caches.split(",")))
     ]
-    answers = Path(out)
-    if not answers.exists():
-        answers.write_text("method,cache,question,right,answer\n", encoding="utf-8")
-    done = set(pd.read_csv(answers)[["method", "cache", "question"]].itertuples(index=False))
-    model, tokenizer = load_model(path, dtype="bfloat16")
+    if not out.exists():
+        out.write_text("method,cache,question,right,answer\n", encoding="utf-8")
+    done = set(pd.read_csv(out)[["method", "cache", "question"]].itertuples(index=False))
+    loaded, tokenizer = load_model(model, dtype="bfloat16")
     for first in range(0, len(rows), TOGETHER):
         asked = rows[first : first + TOGETHER]
         for method, cache in settings:
             if (method, cache, first) in done:
                 continue
-            texts = answer(model, tokenizer, [row["question"] for row in asked], method, cache)
+            texts = answer(loaded, tokenizer, [row["question"] for row in asked], method, cache)
             made = [
                 (method, cache, number, int(last_number(text) == last_number(row["answer"])), text)
                 for number, (row, text) in enumerate(zip(asked, texts, strict=True), first)
             ]
-            pd.DataFrame(made).to_csv(answers, mode="a", header=False, index=False)
+            pd.DataFrame(made).to_csv(out, mode="a", header=False, index=False)
             print(f"{first + len(asked)}/{len(rows)} {method} {cache}", file=sys.stderr, flush=True)
-    for (method, cache), right in pd.read_csv(answers).groupby(["method", "cache"])["right"]:
+    for (method, cache), right in pd.read_csv(out).groupby(["method", "cache"])["right"]:
         interval = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
         share, low, high = (round(100 * value) for value in (right.mean(), *interval))
         print(f"{method:40} {cache:5} {share:3} ({low} to {high}) of {len(right)}")
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", help="a folder or a hub id")
+    parser.add_argument("data", type=Path, metavar="gsm8k", help="its questions, JSONL")
+    parser.add_argument("out", type=Path, help="the answers, CSV")
+    parser.add_argument("count", type=int, help="of questions")
+    parser.add_argument("caches", help="tokens per KV head, such as 64,128")
+    parser.add_argument("methods", nargs="+", metavar="method")
     with torch.inference_mode():
-        main(*sys.argv[1:])
+        main(**vars(parser.parse_args()))

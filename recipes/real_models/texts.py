@@ -11,11 +11,11 @@ dialogues of about 1,000 tokens, pieces of articles, and messages to classify af
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import random
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,7 @@ def main(sources: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        raise SystemExit(__doc__)
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("sources", type=Path, help="folder of the data sets' files")
+    parser.add_argument("out", type=Path, metavar="D", help="folder that gets the texts")
+    main(**vars(parser.parse_args()))
