@@ -178,24 +178,14 @@ def dry_runs(report: Report) -> list[Table]:
     return [Table(headings=headings, rows=lines, names=2)]
 
 
-MENDED = {
-    "tests/policies/test_registry.py::test_scores_on_a_gpu_are_those_of_the_cpu": "a fault",
-    "tests/kvp/ops/test_ragged_attention_kernel.py::test_decoding_on_a_gpu_is_the_kernels": (
-        "too strict a tolerance"
-    ),
-}
-"""Why tests failed on a GPU at `FAILED_AT`; they are mended since."""
-FAILED_AT = "7c810ad1977096bff6231002cc01f246db984a89"
-
-
 def tests(report: Report) -> list[Table]:
-    """How many passed, and which did not: test functions, with the number of their cases."""
+    """How many passed; functions that failed, with the number of cases and the file's `note`."""
     told = re.findall(r"(\d+) (passed|failed|errors?)\b", report["results"][0]["outcome"])
     counts = {outcome: int(count) for count, outcome in told}
     rows = [[f"{sum(counts.values()):,}", "run"], [f"{counts.get('passed', 0):,}", "passed"]]
     failed = Counter(test.partition("[")[0] for test in report["failed"])
-    mended = MENDED if report["machine"]["commit"] == FAILED_AT else {}
+    notes = report.get("note", {})
     for test, count in sorted(failed.items(), key=lambda item: item[1]):
-        why = f" by {mended[test]}, mended, not run on a GPU again" if test in mended else ""
+        why = f" {notes[test]}" if test in notes else ""
         rows.append([f"{count:,}", f"failed{why}: `{test.rpartition('::')[2]}`"])
     return [Table(headings=["tests", "outcome"], rows=rows, names=2)]

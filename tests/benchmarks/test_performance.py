@@ -141,8 +141,8 @@ def test_failures_are_called_mended_only_where_they_were():
     report = json.loads((COMMITTED / "tests-cuda.json").read_text())
     told = "\n".join(table.markdown() for table in tables.tests(report))
     assert told.count(", mended, not run on a GPU again: ") == 2
-    for test in tables.MENDED:
+    for test in report["note"]:
         path, name = test.split("::")
         assert f"def {name}(" in (ROOT / path).read_text()
-    later = report | {"machine": report["machine"] | {"commit": "0" * 40}}
+    later = {key: value for key, value in report.items() if key != "note"}
     assert "mended" not in tables.tests(later)[0].markdown()
