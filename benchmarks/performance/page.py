@@ -18,15 +18,13 @@ Report = Mapping[str, Any]
 Reports = Mapping[tuple[str, str], Report]
 
 HEADING = "# Performance\n"
-REAL = """This page has the time and memory that kvp costs, for models with random weights. What a
-policy adds to a prefill of real models on a CPU is on other pages:
+REAL = """Models have random weights; real ones on a CPU are on other pages:
 [Qwen2.5-Coder](results/qwen2.5-coder_details.md#cost), [SmolLM2](results/speed.md),
-[in vLLM](results/engines.md#speed-and-memory-in-vllm).
+[vLLM](results/engines.md#speed-and-memory-in-vllm).
 """
-INTRODUCTION = """Each table is of one run on one machine: processor time of all threads on a CPU,
-wall time on a GPU. An incomplete run was ended at its time limit.
+INTRODUCTION = """Each table is of one run. Processor time is of all threads.
 `python -m benchmarks.performance` writes this page from the linked JSON files, which also have
-cores, driver, load, medians and rounds. [Speed]({speed}) says what the numbers decided.
+cores, versions, load, medians and rounds. [Speed]({speed}) says what the numbers decided.
 """
 COMMAND = "python -m benchmarks.performance"
 
@@ -48,11 +46,13 @@ def write_pages(results: Path, page: Path) -> None:
 def page_text(reports: Reports, folder: str, speed: str) -> str:
     """The page; `folder` and `speed` are the addresses of the files and of docs/results/speed.md.
 
-    `reports` are the files by part and kind of device; parts without one are named.
+    `reports` are the files by part and kind of device; parts without one are named. A file's
+    `conclusion`, sentences written by hand, stands at the top until the part is measured again.
     """
     measured = [part for part in PARTS if part.cpu is not None or (part.name, "cuda") in reports]
     sections = [_section(part, reports, folder) for part in measured]
-    head = [HEADING, REAL, INTRODUCTION.format(speed=speed)]
+    told = " ".join(report["conclusion"] for report in reports.values() if "conclusion" in report)
+    head = [HEADING, *([f"{fill(told)}\n"] if told else ()), REAL, INTRODUCTION.format(speed=speed)]
     return "\n".join([*head, _without_gpu(reports), *sections])
 
 
@@ -87,9 +87,12 @@ def _section(part: Part, reports: Reports, folder: str) -> str:
 
 
 def _measured(part: Part, report: Report, link: str, label: str) -> str:
-    lines = [f"**{label}.** {_machine(report)} [JSON]({link}).\n", f"    {report['command']}\n"]
+    unit = part.unit.format(clock="processor" if label == "CPU" else "wall")
+    head = f"**{label}, {unit}.** {_machine(report)} [JSON]({link}).\n"
+    lines = [head, f"    {report['command']}\n"]
     for table in part.table(report):
-        lines += [f"{table.markdown()}\n", *(f"{fill(note)}\n" for note in table.notes)]
+        notes = [*table.notes, *_incomplete(report)]
+        lines += [f"{table.markdown()}\n", *(f"{fill(note)}\n" for note in notes)]
     return "\n".join(lines)
 
 
@@ -100,11 +103,15 @@ def _machine(report: Report) -> str:
     commit = f"commit `{(machine.get('commit') or 'unknown')[:10]}`"
     if machine.get("changed"):
         commit += " with changes"
-    parts = [hardware or "unknown hardware", f"torch {machine['torch']}", commit]
+    return f"{hardware or 'unknown hardware'}, {commit}."
+
+
+def _incomplete(report: Report) -> list[str]:
+    """What a run lacks that was ended."""
     if (ended := report["settings"].get("ended")) is None:
-        return f"{', '.join(parts)}."
+        return []
     lacking = ", ".join(f"`{name}`" for name in _lacking(report))
-    return f"{', '.join(parts)}. Incomplete: {ended}{f', without {lacking}' * bool(lacking)}."
+    return [f"Incomplete: {ended}{f', without {lacking}' * bool(lacking)}."]
 
 
 def _lacking(report: Report) -> list[str]:

@@ -21,7 +21,9 @@ class Part:
     module: str
     """`python -m` of it takes --out and writes `machine`, `settings` and `results`; or pytest."""
     text: str
-    """What the table says, for a reader who knows the page's first paragraph."""
+    """What the table says, for a reader who knows the page's first paragraphs."""
+    unit: str
+    """Of its numbers; `{clock}` is processor on a CPU, wall on a GPU."""
     table: Callable[[Mapping[str, Any]], Sequence[Table]]
     """The file -> its tables."""
     cpu: str | None = ""
@@ -52,16 +54,15 @@ PARTS: Sequence[Part] = (
         title="What a method adds to a prefill",
         module="benchmarks.method_scoring",
         text=(
-            "Numbers are the time that compression adds, in % of a prefill by transformers "
-            "alone: recording, extra passes, scores, choice of tokens and gathering. A quarter "
-            "of the tokens stays. The model has two layers with about the proportions of "
-            "Qwen2.5-7B. The first row is the time of the prefill alone. Numbers are medians, in "
-            "brackets least and most of the rounds, in processor time. Where rounds differ "
-            "tenfold, as on a GPU at 2,048 tokens, read the order of magnitude only. Methods "
-            "with `:kvpress` have kvpress's settings. Columns *kvpress* are kvpress itself, in "
-            "its own environment; its KVzip frees nothing. Networks of *kvp* are as large as "
-            "the bundled policy's, those of *kvzap* as published. †: difference of two prefills."
+            "A quarter of the tokens stays. Compression adds recording, extra passes, scores, "
+            "choice of tokens and gathering. The model has two layers with about Qwen2.5-7B's "
+            "proportions. Numbers are medians, brackets the range of rounds in processor time. At "
+            "2,048 tokens on the GPU only the order of magnitude counts. `:kvpress` means "
+            "kvpress's settings. Columns *kvpress* are kvpress itself, whose KVzip frees nothing. "
+            "The network of *kvp* is as large as the bundled policy's, that of *kvzap* as "
+            "published. †: difference of two prefills."
         ),
+        unit="% of the prefill's {clock} time",
         table=tables.scoring,
         cuda="--tokens 2048,16384 --width 3584 --repeats 3,3",
         quick="--tokens 96 --width 512 --layers 1 --repeats 1 --methods knorm,kvp,oracle",
@@ -75,9 +76,10 @@ PARTS: Sequence[Part] = (
         text=(
             "Prompts of random tokens run through a model (`small`: Qwen2, 4 layers, 768 "
             "channels). *bare* is transformers alone in batches, *collect* the loop of `kvp "
-            "collect` with batches as large, *one* this loop with batches of one. Wall time, "
-            "processor time and time of the thread that runs the model are ratios to *bare*."
+            "collect` with batches as large, *one* this loop with batches of one. *model thread* "
+            "is the thread that runs the model."
         ),
+        unit="ratios to *bare*",
         table=tables.collecting,
         cuda="--models smollm2-135m-instruct,qwen2.5-7b --prompts 8 --shortest 768 "
         "--longest 1024 --max_new_tokens 8 --rounds 1",
@@ -94,6 +96,7 @@ PARTS: Sequence[Part] = (
             "compute in float32 on two threads, GPUs in bfloat16. Memory is without queries, "
             "keys and libraries."
         ),
+        unit="{clock} ms, MiB",
         table=tables.labels,
         cpu="--forms naive,blocked --lengths 1024,4096,16384,32768,65536,131072 "
         "--rounds 1 --seconds 1 --naive-gib 3 --limit 120",
@@ -108,9 +111,10 @@ PARTS: Sequence[Part] = (
         module="benchmarks.ranker_training",
         text=(
             "One step trains all heads of a policy: preset `paper`, hidden width 256, heads of "
-            "128 channels, one thread. Reading and labels are not in the time. The paper trains "
-            "the 112 heads of Qwen2.5-7B; SmolLM2-135M has 90 heads of 64 channels."
+            "128 channels, one thread, without reading and labels. Qwen2.5-7B, the paper's, has "
+            "112 heads, SmolLM2-135M 90 of 64 channels."
         ),
+        unit="{clock} ms, GB",
         table=tables.training,
         cpu="--heads 4,28,112 --tokens 1024 --contexts 1 --objective listwise,rloo --network loop "
         "--steps 2",
@@ -126,11 +130,11 @@ PARTS: Sequence[Part] = (
         text=(
             "*full* is transformers' cache with torch's sdpa. *dense* keeps an eighth of the "
             "tokens in every head (equal counts), *ragged* as many on average, as a shared budget "
-            "does. Numbers are milliseconds of the fastest token, in float32 on one thread, "
-            "in bfloat16 on a GPU. There *ragged* uses the Triton kernel, *ragged:torch* does "
-            "not. `wide` has 2 layers with 28 query and 4 KV heads of 128 channels; `attention` "
-            "is the attention of one such layer."
+            "does. CPUs compute in float32 on one thread, GPUs in bfloat16, where *ragged* uses "
+            "the Triton kernel and *ragged:torch* does not. `wide` has 2 layers with 28 query and "
+            "4 KV heads of 128 channels; `attention` is that of one such layer."
         ),
+        unit="{clock} ms of the fastest token",
         table=tables.decoding,
         cpu="--cases wide:1024,wide:4096,wide:16384,wide:32768,nano:1024 --rounds 2 --steps 12",
         cuda="--cases attention:8192,attention:131072,qwen2.5-7b:8192,qwen2.5-7b:131072 "
@@ -142,10 +146,8 @@ PARTS: Sequence[Part] = (
         name="dry_runs",
         title="What dry runs say",
         module="benchmarks.dry_runs",
-        text=(
-            "What `kvp collect` and `kvp eval` estimate with `--dry_run` on nano, beside what "
-            "their runs took: MB on disk, for which the estimate is a maximum, and wall seconds."
-        ),
+        text="Estimates by `--dry_run` on nano beside the runs; that of MB is a maximum.",
+        unit="MB on disk, wall seconds",
         table=tables.dry_runs,
         cuda="--length 1536 --prompts 16",
         quick="--length 128 --prompts 1",
@@ -160,6 +162,7 @@ PARTS: Sequence[Part] = (
             "definitions in float32, bfloat16 and float16, and scores, allocations, training and "
             "eviction with those of a CPU."
         ),
+        unit="number of tests",
         table=tables.tests,
         cpu=None,
         cuda="-q -p no:cacheprovider -p no:benchmark -n 8 -k 'gpu or kernel.py' tests/kvp/ops "
@@ -175,6 +178,7 @@ PARTS: Sequence[Part] = (
             "vLLM's Triton backend, where vLLM is installed: answers and log-probabilities of "
             "contexts against transformers, compression by the engine, a thousand mixed requests."
         ),
+        unit="number of tests",
         table=tables.tests,
         cpu=None,
         cuda="-q -p no:cacheprovider -p no:benchmark -m vllm tests/kvp/vllm/test_engine.py",

@@ -32,12 +32,11 @@ class Table:
 
 
 def number(value: float | None) -> str:
-    """Three digits; all digits of larger numbers, in groups."""
+    """Two digits, of which single runs are sure at most; those of larger numbers in groups."""
     if value is None:
         return NONE
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:#.3g}".rstrip(".")
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:#.2g}".rstrip(".")
 
 
 def milliseconds(seconds: float) -> str:
@@ -82,11 +81,11 @@ def _share(row: Row | None, clock: str) -> str:
 def labels(report: Report) -> list[Table]:
     """Forms beside each other at each length."""
     rows: Sequence[Row] = report["results"]
-    clock, words = _clock(report)
+    clock = _clock(report)
     forms = list(dict.fromkeys(row["form"] for row in rows))
     headings = ["tokens"]
     for form in forms:
-        headings += [f"{form}, {words}", "MiB"]
+        headings += [f"{form}, ms", "MiB"]
     lines = []
     for length in dict.fromkeys(row["length"] for row in rows):
         cells = [f"{length:,}"]
@@ -101,21 +100,19 @@ def labels(report: Report) -> list[Table]:
     return [Table(headings=headings, rows=lines)]
 
 
-def _clock(report: Report) -> tuple[str, str]:
-    """Which seconds count on the device, and what their column is called."""
-    if report["settings"]["device"] == "cuda":
-        return "seconds", "wall ms"
-    return "processor_seconds", "processor ms"
+def _clock(report: Report) -> str:
+    """Which seconds count on the device."""
+    return "seconds" if report["settings"]["device"] == "cuda" else "processor_seconds"
 
 
 def training(report: Report) -> list[Table]:
     """Objective by number of heads."""
-    clock, words = _clock(report)
+    clock = _clock(report)
     lines = [
         [row["objective"], str(row["heads"]), milliseconds(row[clock]), number(row["peak_gb"])]
         for row in report["results"]
     ]
-    return [Table(headings=["objective", "heads", words, "GB"], rows=lines)]
+    return [Table(headings=["objective", "heads", "ms", "GB"], rows=lines)]
 
 
 def decoding(report: Report) -> list[Table]:
@@ -151,8 +148,8 @@ def _reordered(cases: Mapping[tuple[str, int], Mapping[str, Row]]) -> Iterator[s
         if sorted(case, key=medians.get) != sorted(case, key=lambda name: case[name]["fastest"]):
             yield (
                 f"Medians of `{model}` at {tokens:,} tokens are "
-                f"{', '.join(map(number, medians.values()))} ms, which is another order: this row "
-                "ranks nothing."
+                f"{', '.join(map(number, medians.values()))} ms, another order: this row ranks "
+                "nothing."
             )
 
 
