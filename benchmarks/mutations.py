@@ -43,11 +43,8 @@ def main() -> int:
         copy = Path(folder) / "kvp"
         copy.mkdir()
         for part in COPIED:
-            source = ROOT / part
-            if source.is_dir():
-                shutil.copytree(source, copy / part)
-            else:
-                shutil.copy(source, copy / part)
+            copied = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+            copied(ROOT / part, copy / part)
         tests = {test for mutation in mutations for test in mutation["tests"].split()}
         code, told = _run_tests(sorted(tests), copy)
         if code != 0:

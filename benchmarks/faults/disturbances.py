@@ -186,10 +186,7 @@ FILES: dict[str, tuple[str, Reader, Sequence[str]]] = {
          "sequences/*"),
     ),
     "policy": ("policy", read_policy, ("policy.json", "layer_*")),
-    "results": (
-        "results", read_results,
-        ("manifest.json", "rows.jsonl", "timing.jsonl"),
-    ),
+    "results": ("results", read_results, ("manifest.json", "rows.jsonl", "timing.jsonl")),
     "settings": ("tuned", read_settings, ("settings.json",)),
     "budget file": ("budgets", read_budgets, ("budgets.json",)),
     "context": ("contexts", read_contexts, ("*.context",)),

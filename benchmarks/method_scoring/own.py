@@ -49,7 +49,7 @@ def rows(given: argparse.Namespace) -> list[Row]:
     ids = setting.prompt(given.child, given.device)
     for _ in setting.rounds(given):
         for name, taken in _round(model, tokenizer, ids, scorers, given.device).items():
-            times[name].add(*taken)
+            times[name].rounds.append(taken)
     told = {"source": "kvp", "tokens": given.child}
     return [
         *(one.row(given.child) for one in times.values()),

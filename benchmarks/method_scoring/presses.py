@@ -61,7 +61,7 @@ def main() -> None:
         _round(model, setting.prompt(min(128, given.child), given.device), presses, given.device)
         for _ in setting.rounds(given):
             for name, taken in _round(model, ids, presses, given.device).items():
-                times[name].add(*taken)
+                times[name].rounds.append(taken)
     print(json.dumps([one.row(given.child) for one in times.values()]))
 
 

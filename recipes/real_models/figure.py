@@ -23,20 +23,15 @@ LINES = {
     "full cache": ("full", None, "#777777", ":", 1.2),
     "kvp, shared budget": ("kvp", SHARED, "#D55E00", "o-", 2.4),
     "kvp, equal counts": ("kvp", "unprotected", "#D55E00", "o--", 1.6),
-    "ContrastKV, reads the context twice": (
-        "contrastkv",
-        f"beta=0, {SHARED}",
-        "#882255",
-        "D-",
-        1.2,
-    ),
+    "ContrastKV, reads the context twice":
+        ("contrastkv", f"beta=0, {SHARED}", "#882255", "D-", 1.2),
     "KVzip, reads the context twice": ("kvzip", SHARED, "#332288", "v-", 1.2),
     "KeyDiff, shared budget": ("keydiff", SHARED, "#0072B2", "P-", 1.2),
     "KeyDiff, equal counts": ("keydiff", "unprotected", "#0072B2", "P--", 1.2),
     "Expected Attention": ("expected_attention", f"epsilon=0.1, {ADA}", "#44AA99", "^-", 1.2),
     "SnapKV": ("snapkv", f"window=64,kernel=31, {ADA}", "#999933", "X-", 1.2),
     "first and last tokens (StreamingLLM)": ("streaming_llm", "unprotected", "#777777", "*-", 1.2),
-}
+}  # fmt: skip
 """Method, setting, colour, marker with line, and width."""
 
 
@@ -75,19 +70,11 @@ def draw_panel(panel: Axes, rows: pd.DataFrame, column: str, ticks: list, label:
             drawn.append(panel.axhline(line["estimate"].item(), color=color, linestyle=marks))
             continue
         line = line.loc[[tick for tick in ticks if tick in line.index]]
-        drawn.append(
-            panel.errorbar(
-                [2 ** ticks.index(tick) * 1.02 ** (place - len(LINES) / 2) for tick in line.index],
-                line["estimate"],
-                [line["estimate"] - line["low"], line["high"] - line["estimate"]],
-                fmt=marks,
-                color=color,
-                linewidth=width,
-                elinewidth=0.8,
-                capsize=2,
-                markersize=5,
-            )
-        )
+        places = [2 ** ticks.index(at) * 1.02 ** (place - len(LINES) / 2) for at in line.index]
+        ends = [line["estimate"] - line["low"], line["high"] - line["estimate"]]
+        style = {"fmt": marks, "color": color, "linewidth": width}
+        style |= {"elinewidth": 0.8, "capsize": 2, "markersize": 5}
+        drawn.append(panel.errorbar(places, line["estimate"], ends, **style))
     panel.set(xscale="log", ylim=(0, 100), xlabel=label)
     names = [tick if isinstance(tick, str) else f"{tick:,}" for tick in ticks]
     panel.set_xticks([2**place for place in range(len(ticks))], names)

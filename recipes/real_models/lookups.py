@@ -66,10 +66,9 @@ class Lookups(Documents):
         """Orders."""
         choice = self.draw.choice
         rows = [
-            (self._code() + str(i), self._name(), choice(ITEMS), self._price(),
-             choice(CITIES))
+            (self._code() + str(i), self._name(), choice(ITEMS), self._price(), choice(CITIES))
             for i in range(26)
-        ]  # fmt: skip
+        ]
         totals, (buyer,) = self.draw.sample(rows, 2), self.draw.sample(rows, 1)
         asked = [(f"What is the total of order {row[0]}?", row[3]) for row in totals]
         lines = (
@@ -82,10 +81,9 @@ class Lookups(Documents):
         """A table."""
         choice, number = self.draw.choice, self.draw.randrange
         rows = [
-            (f"{choice(ITEMS)} {self._code()[:4]}{i}", number(500), self._price(),
-             choice(LAST))
+            (f"{choice(ITEMS)} {self._code()[:4]}{i}", number(500), self._price(), choice(LAST))
             for i in range(38)
-        ]  # fmt: skip
+        ]
         priced, (supplied,) = self.draw.sample(rows, 2), self.draw.sample(rows, 1)
         asked = [(f"What is the price of the {row[0]}?", row[2]) for row in priced]
         head = "| product | stock | price | supplier |\n|---|---|---|---|\n"

@@ -2,11 +2,10 @@
 
     python -m recipes.real_models.paired OUT.csv LEAD FOLDER
 
-LEAD is the setting that others are taken from, such as kvp/general+global: method, policy, options
-and allocator. FOLDER are results; differences are over the tasks that their means have (those whose
-rows in `summary()` are not apart). OUT.csv has every other setting at every budget: the difference
-of accuracy (0 to 1), its 95 % interval, the p value, and whether it differs from 0 at 5 % after
-correction.
+Other settings are taken from LEAD: method, policy, options and allocator. Differences are over the
+tasks of the means in FOLDER (those whose rows in `summary()` are not apart). OUT.csv has of every
+other setting at every budget the difference of accuracy (0 to 1), its 95 % interval, the p value,
+and whether it differs from 0 at 5 % after correction.
 """
 
 from __future__ import annotations
