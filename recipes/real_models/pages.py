@@ -137,21 +137,20 @@ def gain(records: Iterable[Record]) -> Iterator[tuple[Key, Interval]]:
     The last turn is fed after the eviction, so its cache is what StreamingLLM's four first tokens
     leave. Only dialogues count in which the full cache gains `LEAST_GAIN`.
     """
-    nll: dict[Key, dict[str, float]] = {}
+    found = {}
     for key, group in cells(records).items():
-        losses = defaultdict(list)
-        for record in group:
-            losses[record["example"]].append(record["nll"] / record["reply_tokens"])
-        nll[key] = {example: fmean(values) for example, values in losses.items()}
-    full, last = nll.pop((QUERY_AGNOSTIC, FULL, FULL)), nll.pop((QUERY_AGNOSTIC, *LAST_TURN), {})
-    gains = {name: last[name] - full[name] for name in full if name in last}
+        policies = [*prompt_values(group).values()]
+        found[key] = {unit: fmean(of[unit] for of in policies) for unit in policies[0]}
+    last = found.pop((QUERY_AGNOSTIC, *LAST_TURN), {})
+    full = found.pop((QUERY_AGNOSTIC, FULL, FULL))
+    gains = {unit: full[unit] - last[unit] for unit in full if unit in last}
     counted = [name for name, value in gains.items() if value >= LEAST_GAIN]
     if not counted:
         return
     resampled = np.random.default_rng(0).integers(len(counted), size=(2000, len(counted)))
     whole = np.array([gains[one] for one in counted])
-    for key, ours in nll.items():
-        kept = np.array([last[one] - ours[one] for one in counted])
+    for key, ours in found.items():
+        kept = np.array([ours[one] - last[one] for one in counted])
         draws = 100 * kept[resampled].sum(1) / whole[resampled].sum(1)
         low, high = np.quantile(draws, [0.025, 0.975])
         share = 100 * kept.sum() / whole.sum()
