@@ -55,15 +55,10 @@ class PolicyPress(ScorerPress):
             )
 
     def score(
-        self,
-        module: Any,  # noqa: ANN401  # an attention module of transformers
-        hidden_states: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        attentions: Tensor | None,
-        kwargs: dict[str, Any],
-    ) -> Tensor:
-        """Scores of every token of a layer: [B, H, N] float32."""
+        self, module: Any, hidden_states: Tensor, keys: Tensor, values: Tensor,  # noqa: ANN401
+        attentions: Tensor | None, kwargs: dict[str, Any],
+    ) -> Tensor:  # fmt: skip
+        """Scores of every token of the layer of an attention module: [B, H, N] float32."""
         batch, _, tokens, _ = keys.shape
         queries = None
         if window := min(self.scorer.needs.queries, tokens):
@@ -72,13 +67,10 @@ class PolicyPress(ScorerPress):
                 *(part[:, -window:] for part in kwargs["position_embeddings"]),
             )
         view = View(
-            layer=module.layer_idx,
-            keys=keys,
-            values=values,
+            layer=module.layer_idx, keys=keys, values=values, queries=queries,
             positions=torch.arange(tokens, device=keys.device).expand(batch, tokens),
             budget=max(1, int(tokens * (1 - self.compression_ratio))),
-            queries=queries,
-        )
+        )  # fmt: skip
         return self.scorer.score(view)
 
 
