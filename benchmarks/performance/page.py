@@ -64,7 +64,7 @@ def fill(text: str) -> str:
 def _without_gpu(reports: Reports) -> str:
     """Which parts have no numbers of a GPU."""
     missing = [
-        f"*{part.title}*{' (no section yet)' if part.cpu is None else ''}"
+        f"*{part.title}*{' (a part for GPUs alone)' if part.cpu is None else ''}"
         for part in PARTS if (part.name, "cuda") not in reports
     ]  # fmt: skip
     if not missing:
