@@ -170,13 +170,8 @@ class KvpConnector(KVConnectorBase_V1):
             wrong = f"kv_transfer_params has no {unknown[0]!r}: kvp reads {COMPRESS!r} alone"
             self._answers[name] = {"error": wrong}
         if budget is not None and placeholders is None:
-            wrong = "with images is not compressed" if request.mm_features else ""
-            if request.lora_request:
-                wrong = "with an adapter is not compressed"
-            elif not wrong and len(ids) < MULTIPLE:
-                wrong = f"of {len(ids)} tokens is not compressed: {MULTIPLE} are the least"
-            if wrong:
-                self._answers[name] = {"error": f"a context {wrong}"}
+            if wrong := _compression_refusal_reason(request):
+                self._answers[name] = {"error": wrong}
             else:
                 self._saves[name] = Save(name, tuple(ids), (), str(budget))
         if placeholders is None:
@@ -411,6 +406,17 @@ def _update_cache(layer: Any, keys: Tensor, values: Tensor, cache: Tensor, slots
     """Write rows [n, H, D] into slots [n] of a cache, as the layer's backend orders them."""
     keys, values, slots = (part.to(cache.device) for part in (keys, values, slots))
     layer.impl.do_kv_cache_update(layer, keys, values, cache, slots)
+
+
+def _compression_refusal_reason(request: Request) -> str:
+    """Why the prompt of a request cannot be compressed; empty where it can."""
+    if request.lora_request:
+        return "a context with an adapter is not compressed"
+    if request.mm_features:
+        return "a context with images is not compressed"
+    if (tokens := len(request.prompt_token_ids or [])) < MULTIPLE:
+        return f"a context of {tokens} tokens is not compressed: {MULTIPLE} are the least"
+    return ""
 
 
 def _refusal_reason(request: Request, facts: ContextFacts, written: int, model: EngineModel) -> str:
