@@ -42,7 +42,7 @@ class LlamaServer(Engine):
     """A server of a GGUF file, which is there; it goes on from slot files."""
 
     def __init__(self, gguf: str) -> None:
-        super().__init__(LLAMA_CPP.name, LLAMA_CPP.equal_counts, gguf)
+        super().__init__(**vars(LLAMA_CPP) | {"model": gguf})
 
     def check(self, allocator: object) -> None:
         """As `Engine.check`, and CacheError as `read_gguf`."""
