@@ -313,14 +313,9 @@ def _close_gaps(decoder: Decoder, kept: Cells) -> None:
 
 
 def _cut(
-    decoder: Decoder,
-    scorer: Scorer,
-    state: SequenceState,
-    kept: Cells,
-    keep: int,
-    protection: Protection,
-    tokens: Sequence[int],
-) -> None:
+    decoder: Decoder, scorer: Scorer, state: SequenceState, kept: Cells, keep: int,
+    protection: Protection, tokens: Sequence[int],
+) -> None:  # fmt: skip
     """Keep the `keep` best cells of every head, and say so in `kept`."""
     started, places, held = time.perf_counter(), kept.positions, kept.held
     with torch.inference_mode():
