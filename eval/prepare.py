@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -130,7 +131,12 @@ def load_task_prompts(
     return prompts, notes
 
 
-Work = tuple[Prompt, str, Sequence[Method]]
+class Evaluation(NamedTuple):
+    """A prompt under one protocol, and the methods that are run on it."""
+
+    prompt: Prompt
+    protocol: str
+    methods: Sequence[Method]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +155,7 @@ class Prepared:
     tokenizer: PreTrainedTokenizerBase
     methods: Sequence[Method]
     prompts: tuple[Prompt, ...]
-    work: tuple[Work, ...]
+    work: tuple[Evaluation, ...]
     notes: tuple[str, ...]
     """Settings that are left out or changed, one sentence each."""
 
@@ -221,7 +227,7 @@ def prepare(
             notes += small
     return Prepared(
         geometry=geometry, tokenizer=tokenizer, methods=methods, prompts=tuple(prompts),
-        work=tuple((prompt, name, planned[prompt.task, name]) for prompt, name in work),
+        work=tuple(Evaluation(prompt, name, planned[prompt.task, name]) for prompt, name in work),
         notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
 

@@ -140,7 +140,7 @@ def _prepare(config: EvalConfig, methods: Sequence[Method], loaded: Loaded | Non
     prepared = prepare(config, methods, loaded)
     for note in prepared.notes:
         say(f"note: {note}")
-    sizes = {len(settings) for _, _, settings in prepared.work}
+    sizes = {len(evaluation.methods) for evaluation in prepared.work}
     settings = f"{min(sizes)} to {max(sizes)}" if len(sizes) > 1 else f"{max(sizes)}"
     tasks = len({prompt.task for prompt in prepared.prompts})
     say(
@@ -203,10 +203,10 @@ def _evaluate_into(
 def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
     """`planned` of the manifest (`eval.results.folder.count_done_prompts`)."""
     runs: dict[tuple[Any, ...], dict[str, int]] = {}
-    for (task, protocol), same in group_by(
-        prepared.work, lambda one: (one[0].task, one[1])
-    ).items():
-        runs.setdefault((protocol, *(method.key for method in same[0][2])), {})[task] = len(same)
+    by_task = group_by(prepared.work, lambda one: (one.prompt.task, one.protocol))
+    for (task, protocol), same in by_task.items():
+        keys = (method.key for method in same[0].methods)
+        runs.setdefault((protocol, *keys), {})[task] = len(same)
     return [
         {"protocol": protocol, "prompts": tasks, "settings": [list(key) for key in settings]}
         for (protocol, *settings), tasks in runs.items() if settings
@@ -233,7 +233,7 @@ def measure_dry_run(bench: Bench, prepared: Prepared) -> list[Record]:
 def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) -> None:
     """The timing pass, on the first `prompts` prompts of one kind, generated answers preferred."""
     work = prepared.work
-    prompt, protocol, settings = next((one for one in work if not one[0].forced), work[0])
+    prompt, protocol, settings = next((one for one in work if not one.prompt.forced), work[0])
     timed = [other for other in prepared.prompts if other.forced == prompt.forced][:prompts]
     protected = {one.at(one.budget, None) for one in settings if one.protected}
     once = [one for one in settings if one not in protected]  # protection costs nothing

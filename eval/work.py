@@ -16,7 +16,7 @@ import torch
 from eval.config import EvalConfig
 from eval.evaluate import Bench, evaluate_together, identify
 from eval.methods import Method
-from eval.prepare import Loaded, Prepared, Work
+from eval.prepare import Evaluation, Loaded, Prepared
 from eval.results.records import RecordFile, group_by, key_of
 from kvp.devices import device_of_rank
 from kvp.errors import ResultsError
@@ -68,11 +68,11 @@ def evaluation_progress(total: int, there: int) -> Iterator[Progress]:
         raise
 
 
-def by_prefill(work: Iterable[Work]) -> list[list[Work]]:
+def by_prefill(work: Iterable[Evaluation]) -> list[list[Evaluation]]:
     """Groups of equal prefill, protocol, task and settings, in the order of their first members."""
 
-    def key(work: Work) -> tuple[object, ...]:
-        prompt, protocol, settings = work
+    def key(evaluation: Evaluation) -> tuple[object, ...]:
+        prompt, protocol, settings = evaluation
         again, question = prompt.fed_again(protocol), prompt.question_tokens(protocol)
         read = prompt.encoded.ids[: prompt.boundary(protocol) + again]
         return prompt.task, protocol, read, again, question, tuple(map(id, settings))
@@ -103,9 +103,9 @@ class WorkPieces:
         """How many prompts, counted per protocol, some pieces have."""
         return sum(len(self._groups[number]) for number in numbers)
 
-    def missing(self, number: int) -> list[Work]:
+    def missing(self, number: int) -> list[Evaluation]:
         """The prompts of a piece with the settings that have no record yet."""
-        left: list[Work] = []
+        left: list[Evaluation] = []
         there = self._file.values
         for prompt, protocol, planned in self._groups[number]:
             settings = [
@@ -113,7 +113,7 @@ class WorkPieces:
                 if key_of(identify(self._config, prompt, protocol, setting)) not in there
             ]  # fmt: skip
             if settings:
-                left.append((prompt, protocol, settings))
+                left.append(Evaluation(prompt, protocol, settings))
         return left
 
     def undone(self, numbers: Iterable[int]) -> list[int]:
@@ -123,9 +123,8 @@ class WorkPieces:
     def do(self, bench: Bench, number: int) -> Iterator[str]:
         """Evaluate what a piece lacks; yields each prompt's task and protocol as it is written."""
         for group in by_prefill(self.missing(number)):
-            _, protocol, shared = group[0]
-            prompts = [prompt for prompt, _, _ in group]
-            together = evaluate_together(bench, prompts, protocol, shared)
+            prompts, protocol = [one.prompt for one in group], group[0].protocol
+            together = evaluate_together(bench, prompts, protocol, group[0].methods)
             for prompt, records in zip(prompts, together, strict=True):
                 self._file.append(records)
                 yield f"{prompt.task} {protocol}"

@@ -26,7 +26,7 @@ from eval.methods import (
     registered_method,
     with_allocator,
 )
-from eval.prepare import Prepared, prepare, too_small
+from eval.prepare import Evaluation, Prepared, prepare, too_small
 from eval.results.folder import open_folder, write_manifest
 from eval.results.names import ROWS
 from eval.results.records import RecordFile, group_by, key_of, seal
@@ -146,7 +146,7 @@ class Tuning:
                 settings = planned.setdefault(search.protocol, [])
                 settings += [one for method in batch for one in self.runs(search, method)]
             work = [
-                (prompt, protocol, planned[protocol])
+                Evaluation(prompt, protocol, planned[protocol])
                 for prompt, protocol, _ in self.prepared.work if protocol in planned
             ]  # fmt: skip
             evaluate_all(bench, replace(self.prepared, work=tuple(work)), file)
