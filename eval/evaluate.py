@@ -1,4 +1,4 @@
-"""One prompt under one protocol: prefill once, select tokens per setting, decode as one batch.
+"""One prompt under one protocol: prefill once, select tokens per method, decode as one batch.
 
 Each compressed cache holds the same prompt with other tokens evicted; its heads may keep different
 numbers of them. `kvp.hf.shrink.gather` gathers all from one prefill. Caches leave the batch when
@@ -222,23 +222,23 @@ def run_prefix(
 
 
 def evaluate_prompt(
-    bench: Bench, prompt: Prompt, protocol: str, settings: Sequence[Method]
+    bench: Bench, prompt: Prompt, protocol: str, methods: Sequence[Method]
 ) -> list[Record]:
-    """Evaluate every setting on one prompt; one record per setting."""
-    (records,) = evaluate_together(bench, [prompt], protocol, settings)
+    """Evaluate every method on one prompt; one record per method."""
+    (records,) = evaluate_together(bench, [prompt], protocol, methods)
     return records
 
 
 def evaluate_together(
-    bench: Bench, prompts: Sequence[Prompt], protocol: str, settings: Sequence[Method]
+    bench: Bench, prompts: Sequence[Prompt], protocol: str, methods: Sequence[Method]
 ) -> Iterator[list[Record]]:
-    """The records of each prompt, one per setting, for prompts of one prefill (`eval.work`).
+    """The records of each prompt, one per method, for prompts of one prefill (`eval.work`).
 
     Methods that read the answer to come select tokens for each prompt anew, all others once.
     """
-    start = run_prefix(bench, prompts[0], protocol, settings)
-    seeing = [one for one in settings if one.scorer and one.scorer.needs.future]
-    blind = [one for one in settings if one not in seeing]
+    start = run_prefix(bench, prompts[0], protocol, methods)
+    seeing = [method for method in methods if method.scorer and method.scorer.needs.future]
+    blind = [method for method in methods if method not in seeing]
     shared = list(select_tokens(start, blind, None))
     for prompt in prompts:
         text = _text_fields(bench, prompt) if prompt.readable else {}
@@ -283,12 +283,12 @@ def measure_future_attention(bench: Bench, prompt: Prompt, start: Prefill) -> li
 
 
 def select_tokens(
-    start: Prefill, settings: Sequence[Method], future: list[Tensor] | None
+    start: Prefill, methods: Sequence[Method], future: list[Tensor] | None
 ) -> Iterator[tuple[Method, Tensor]]:
-    """Select the tokens of every setting; settings with the same scorer share its scores."""
+    """Select the tokens of every method; methods with the same scorer share its scores."""
     tokens = start.tokens
     by_ranking: dict[tuple[str, str, str | None], list[Method]] = {}
-    for method in settings:
+    for method in methods:
         if method.shrinks(tokens):
             by_ranking.setdefault(method.ranking, []).append(method)
         else:

@@ -1,7 +1,7 @@
 """Everything of a run that needs no weights: what can be refused is refused here.
 
 Methods, policies, tokenizer and prompts are loaded and checked against the model's
-configuration; prompts are encoded once; the settings of every task and protocol are planned.
+configuration; prompts are encoded once; the methods of each task and protocol are planned.
 """
 
 from __future__ import annotations
@@ -213,15 +213,14 @@ def prepare(
     ]
     planned: dict[tuple[str, str], list[Method]] = {}
     for task, protocol in dict.fromkeys((prompt.task, name) for prompt, name in work):
-        of_task = [prompt for prompt in prompts if prompt.task == task]
-        settings, small = plan(
+        at_budgets, small = plan(
             [method for method in methods if method.protocol in (None, protocol)],
             config.budget_list,
-            [prompt.boundary(protocol) for prompt in of_task],
+            [prompt.boundary(protocol) for prompt in prompts if prompt.task == task],
             protection=config.protection,
             protected=protected_tokens(config),
         )
-        by_key = {setting.key: setting for setting in reversed(settings)}  # tuned may equal default
+        by_key = {method.key: method for method in reversed(at_budgets)}  # tuned may equal default
         planned[task, protocol] = list(reversed(by_key.values()))
         if config.budgets != default_budgets:  # somebody named them
             notes += small
@@ -278,23 +277,23 @@ def plan(
     protection: str,
     protected: Protection,
 ) -> tuple[list[Method], list[str]]:
-    """Settings for prompts that compress `lengths` tokens, and notes on budgets too small.
+    """Methods at budgets, for prompts that compress `lengths` tokens; notes on those too small.
 
     A percentage keeps the protected tokens of a short prompt at least. Where a budget is below them
     for every prompt, or is a token count below them, it is run without protection only (`both`) or
     refused (`on`, UsageError; a percentage then keeps the protected tokens).
     """
     small, notes = _budgets_too_small(budgets, lengths, protection=protection, protected=protected)
-    settings: list[Method] = []
+    planned: list[Method] = []
     for method in methods:
         full, chosen = method.scorer is None, (method.protected,)
-        settings += [
+        planned += [
             method.at(budget, protected if flag else None)
             for budget in ((None,) if full or method.self_sized else budgets)
             for flag in (chosen if full or method.tuned else PROTECTIONS[protection])
             if not (flag and budget in small)
         ]
-    return settings, notes
+    return planned, notes
 
 
 def too_small(lengths: Iterable[int], budget: Budget, protected: Protection) -> list[int]:

@@ -140,8 +140,8 @@ def _prepare(config: EvalConfig, methods: Sequence[Method], loaded: Loaded | Non
     prepared = prepare(config, methods, loaded)
     for note in prepared.notes:
         say(f"note: {note}")
-    sizes = {len(evaluation.methods) for evaluation in prepared.work}
-    settings = f"{min(sizes)} to {max(sizes)}" if len(sizes) > 1 else f"{max(sizes)}"
+    counts = {len(evaluation.methods) for evaluation in prepared.work}
+    settings = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
     tasks = len({prompt.task for prompt in prepared.prompts})
     say(
         f"{len(prepared.prompts)} prompts of {tasks} tasks, {len(prepared.work)} evaluations of "
@@ -215,11 +215,11 @@ def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
 
 def measure_dry_run(bench: Bench, prepared: Prepared) -> list[Record]:
     """Measure one prompt and estimate the time of the others; returns its records."""
-    prompt, protocol, settings = prepared.work[0]
+    prompt, protocol, methods = prepared.work[0]
     phase(f"measuring one prompt of {prompt.task}")
     for _ in range(1 if bench.model.device.type == "cpu" else 2):  # a GPU first loads its kernels
         started = time.perf_counter()
-        records = evaluate_prompt(bench, prompt, protocol, settings)
+        records = evaluate_prompt(bench, prompt, protocol, methods)
         seconds = time.perf_counter() - started
     count = len(prepared.work)
     say(
@@ -233,10 +233,10 @@ def measure_dry_run(bench: Bench, prepared: Prepared) -> list[Record]:
 def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) -> None:
     """The timing pass, on the first `prompts` prompts of one kind, generated answers preferred."""
     work = prepared.work
-    prompt, protocol, settings = next((one for one in work if not one.prompt.forced), work[0])
+    prompt, protocol, methods = next((one for one in work if not one.prompt.forced), work[0])
     timed = [other for other in prepared.prompts if other.forced == prompt.forced][:prompts]
-    protected = {one.at(one.budget, None) for one in settings if one.protected}
-    once = [one for one in settings if one not in protected]  # protection costs nothing
+    protected = {method.at(method.budget, None) for method in methods if method.protected}
+    once = [method for method in methods if method not in protected]  # protection costs nothing
     merge_records(file, timing_records(bench, timed, protocol, once), TIMING_KEY)
 
 

@@ -43,18 +43,18 @@ Meter = Callable[[Bench], AbstractContextManager[list[float]]]
 
 
 def timing_records(
-    bench: Bench, prompts: Sequence[Prompt], protocol: str, settings: Sequence[Method]
+    bench: Bench, prompts: Sequence[Prompt], protocol: str, methods: Sequence[Method]
 ) -> list[Record]:
-    """One record per setting: the (lower) median over the prompts of everything measured.
+    """One record per method: the (lower) median over the prompts of everything measured.
 
     `by_prompt` holds the seconds of every prompt, in the order of the prompts. FLOPs are those of
     the first prompt.
     """
     # Counted first: the first run of anything pays for start-up.
-    counted = _measure_prompt(bench, prompts[0], protocol, settings, _count_flops, FLOPS)
+    counted = _measure_prompt(bench, prompts[0], protocol, methods, _count_flops, FLOPS)
     with Progress("timing", len(prompts)) as progress:
         rounds = [
-            _measure_prompt(bench, prompt, protocol, settings, _timed, SECONDS)
+            _measure_prompt(bench, prompt, protocol, methods, _timed, SECONDS)
             for prompt in progress.over(prompts)
         ]
     middle = statistics.median_low(prompt.boundary(protocol) for prompt in prompts)
@@ -70,23 +70,23 @@ def timing_records(
             **{name: count[name] for name in FLOPS},
             "by_prompt": {name: [values[name] for values in measured] for name in SECONDS},
         }
-        for method, count, *measured in zip(settings, counted, *rounds, strict=True)
+        for method, count, *measured in zip(methods, counted, *rounds, strict=True)
     ]
 
 
 @torch.inference_mode()
 def _measure_prompt(
-    bench: Bench, prompt: Prompt, protocol: str, settings: Sequence[Method],
+    bench: Bench, prompt: Prompt, protocol: str, methods: Sequence[Method],
     meter: Meter, fields: Sequence[str],
 ) -> list[dict[str, float]]:  # fmt: skip
-    """What every setting takes; `fields` name what the meter measures of the stages."""
+    """What every method takes; `fields` name what the meter measures of the stages."""
     ids = prompt.ids.to(bench.model.device)
     boundary = prompt.boundary(protocol)
     before = ids[None, : boundary + prompt.fed_again(protocol)]
     prefills: dict[tuple[int, int | None, bool], tuple[Prefill, float]] = {}
     future: list[Tensor] | None = None
     results = []
-    for method in settings:
+    for method in methods:
         needs = method.scorer.needs if method.scorer else Needs()
         if needs.future and future is None:
             future = measure_future_attention(bench, prompt, run_prefix(bench, prompt, protocol))
@@ -97,7 +97,7 @@ def _measure_prompt(
             prefills[recorded] = seen, took[0]
         seen, prefill = prefills[recorded]
         with meter(bench) as took:
-            # Anew for every setting, so that its time includes the extra passes that it needs.
+            # Anew for every method, so that its time includes the extra passes that it needs.
             fresh = seen.with_inputs(bench.model, before, bench.tokenizer)
             ((_, kept),) = select_tokens(fresh, [method], future)
             cache = gather(seen, [kept])

@@ -69,13 +69,13 @@ def evaluation_progress(total: int, there: int) -> Iterator[Progress]:
 
 
 def by_prefill(work: Iterable[Evaluation]) -> list[list[Evaluation]]:
-    """Groups of equal prefill, protocol, task and settings, in the order of their first members."""
+    """Groups of equal prefill, protocol, task and methods, in the order of their first members."""
 
     def key(evaluation: Evaluation) -> tuple[object, ...]:
-        prompt, protocol, settings = evaluation
+        prompt, protocol, methods = evaluation
         again, question = prompt.fed_again(protocol), prompt.question_tokens(protocol)
         read = prompt.encoded.ids[: prompt.boundary(protocol) + again]
-        return prompt.task, protocol, read, again, question, tuple(map(id, settings))
+        return prompt.task, protocol, read, again, question, tuple(map(id, methods))
 
     return list(group_by(work, key).values())
 
@@ -104,16 +104,16 @@ class WorkPieces:
         return sum(len(self._groups[number]) for number in numbers)
 
     def missing(self, number: int) -> list[Evaluation]:
-        """The prompts of a piece with the settings that have no record yet."""
+        """The prompts of a piece with the methods that have no record yet."""
         left: list[Evaluation] = []
         there = self._file.values
         for prompt, protocol, planned in self._groups[number]:
-            settings = [
-                setting for setting in planned
-                if key_of(identify(self._config, prompt, protocol, setting)) not in there
+            methods = [
+                method for method in planned
+                if key_of(identify(self._config, prompt, protocol, method)) not in there
             ]  # fmt: skip
-            if settings:
-                left.append(Evaluation(prompt, protocol, settings))
+            if methods:
+                left.append(Evaluation(prompt, protocol, methods))
         return left
 
     def undone(self, numbers: Iterable[int]) -> list[int]:
