@@ -123,7 +123,7 @@ def _attention(tokens: int, args: argparse.Namespace) -> dict[str, Maker]:
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
-    from kvp.ops.ragged_attention import RaggedLayout, ragged_attention
+    from kvp.ops.ragged_attention import RaggedLayout, StoredTokens, ragged_attention
 
     dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
     query = torch.randn(1, 28, 1, 128).to(args.device, dtype)
@@ -131,14 +131,14 @@ def _attention(tokens: int, args: argparse.Namespace) -> dict[str, Maker]:
     budget = max(1, round(KEPT * tokens))
     layout = RaggedLayout(_counts(4, tokens, budget)[None].to(args.device))
     flat = [tensor.flatten(0, 2)[: layout.stored] for tensor in (keys, values)]
-    tails = [tensor[:, :, :1] for tensor in (keys, values)]
+    stored = StoredTokens(*flat, layout, *(tensor[:, :, :1] for tensor in (keys, values)))
 
     def dense(kept: int) -> Maker:
         some = [tensor[:, :, :kept].contiguous() for tensor in (keys, values)]
         return lambda: lambda: scaled_dot_product_attention(query, *some, enable_gqa=True)
 
     def ragged() -> Callable[[], object]:
-        return lambda: ragged_attention(query, *flat, layout, *tails)
+        return lambda: ragged_attention(query, stored)
 
     makers = {"full": dense(tokens), "uniform": dense(budget)}
     return makers | {f"ragged:{backend}": ragged for backend in args.backends.split(",")}

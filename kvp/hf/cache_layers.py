@@ -30,7 +30,7 @@ from kvp.hf.visibility import (
     mask_columns,
     see_slots,
 )
-from kvp.ops.ragged_attention import RaggedLayout, ragged_attention
+from kvp.ops.ragged_attention import RaggedLayout, StoredTokens, ragged_attention
 
 GROWTH = 8
 """A full dense layer grows by 1/GROWTH of its slots: decoding does not copy it at every token."""
@@ -336,13 +336,10 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
         if options.get("dropout", 0.0):
             raise UsageError("heads of different lengths have no dropout: call model.eval() first")
         visible = self._visible_slots(query.shape[2], options)  # [B, 1, T, tail]
+        shown = None if visible is None else visible[:, 0]
         attended = ragged_attention(
             query,
-            self.keys,
-            self.values,
-            self._layout,
-            *self._used[:2],
-            None if visible is None else visible[:, 0],
+            StoredTokens(self.keys, self.values, self._layout, *self._used[:2], shown),
             scaling=options.get("scaling"),
             softcap=options.get("softcap"),
             sinks=options.get("s_aux"),

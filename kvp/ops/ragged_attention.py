@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,15 +26,32 @@ _MOST_PIECES = 32  # per head: they are merged one after the other
 _WORKING = 2**21  # entries of a mask held at a time
 
 
+class StoredTokens(NamedTuple):
+    """What the KV heads of a layer store, and which of it new tokens see.
+
+    A head stores two parts: the flat part, the tokens it kept, of which every query sees all, and
+    the tail, the tokens fed since, the same number for all heads.
+    """
+
+    keys: Tensor
+    """[M, D] float after RoPE, M tokens as `layout` lists them."""
+    values: Tensor
+    """[M, D] float."""
+    layout: RaggedLayout
+    """How many tokens each head has in the flat part; the same object for every token that is
+    decoded, since it keeps what is computed from it."""
+    tail_keys: Tensor
+    """[B, H, S, D] float after RoPE, S may be 0."""
+    tail_values: Tensor
+    """[B, H, S, D] float."""
+    tail_visible: Tensor | None = None
+    """[B, T, S] bool, which tail tokens a query sees, or None for all."""
+
+
 @torch.no_grad()
 def ragged_attention(
     query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    layout: RaggedLayout,
-    tail_keys: Tensor,
-    tail_values: Tensor,
-    tail_visible: Tensor | None = None,
+    stored: StoredTokens,
     *,
     scaling: float | None = None,
     softcap: float | None = None,
@@ -41,54 +59,43 @@ def ragged_attention(
 ) -> Tensor:
     """Attention of new tokens over what each KV head stores: [B, H * G, T, D] -> the same shape.
 
-    A head stores two parts: the flat part, the tokens it kept, of which every query sees all, and
-    the tail, the tokens fed since, the same number for all heads. Softmax and sums are in float32
-    for half-precision tensors. A query that sees no token gets zeros. All tensors have one dtype,
-    the result's. Raises ValueError where shapes disagree.
+    Softmax and sums are in float32 for half-precision tensors. A query that sees no token gets
+    zeros. All tensors have one dtype, the result's. Raises ValueError where shapes disagree.
 
     Args:
         query: [B, H * G, T, D] float after RoPE; query heads of one KV head are neighbours.
-        keys: [M, D] float after RoPE, M tokens as `layout` lists them.
-        values: [M, D] float.
-        layout: how many tokens each head has in the flat part; the same object for every token
-            that is decoded, since it keeps what is computed from it.
-        tail_keys: [B, H, S, D] float after RoPE, S may be 0.
-        tail_values: [B, H, S, D] float.
-        tail_visible: [B, T, S] bool, which tail tokens a query sees, or None for all.
+        stored: keys and values of the heads, and what each query sees.
         scaling: factor on the dot products, None for 1/sqrt(D).
         softcap: bounds scaled products x to softcap * tanh(x / softcap); None: none.
         sinks: [H * G] float, logit per query head of one slot more whose value is zero; None: none.
     """
-    arguments = (query, keys, values, layout, tail_keys, tail_values, tail_visible)
     if softcap is not None or sinks is not None:
-        return ragged_attention_reference(*arguments, scaling=scaling, softcap=softcap, sinks=sinks)
-    _check_shapes(*arguments, sinks)
+        return ragged_attention_reference(
+            query, stored, scaling=scaling, softcap=softcap, sinks=sinks
+        )
+    _check_shapes(query, stored, sinks)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if query.shape[2] == 1 and query.is_cuda and has_triton():
         # Imported here because triton is an extra, and nobody without a GPU should wait for it.
         from kvp.ops import ragged_attention_kernel as kernel
 
         if query.dtype in kernel.DTYPES and query.shape[-1] <= kernel.WIDEST:
-            return kernel.attend_by_kernel(*arguments, scaling)
-    return attend_by_size(*arguments, scaling)
+            return kernel.attend_by_kernel(query, stored, scaling)
+    return attend_by_size(query, stored, scaling)
 
 
 @torch.no_grad()
 def ragged_attention_reference(
     query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    layout: RaggedLayout,
-    tail_keys: Tensor,
-    tail_values: Tensor,
-    tail_visible: Tensor | None = None,
+    stored: StoredTokens,
     *,
     scaling: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """`ragged_attention` as a loop over the batch and its KV heads: the definition."""
-    _check_shapes(query, keys, values, layout, tail_keys, tail_values, tail_visible, sinks)
+    _check_shapes(query, stored, sinks)
+    keys, values, layout, tail_keys, tail_values, tail_visible = stored
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     working = torch.promote_types(query.dtype, torch.float32)  # of logits, softmax and sums
     batch, heads = layout.lengths.shape
@@ -123,26 +130,18 @@ def cap_logits(logits: Tensor, softcap: float | None) -> Tensor:
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
-def _check_shapes(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    layout: RaggedLayout,
-    tail_keys: Tensor,
-    tail_values: Tensor,
-    tail_visible: Tensor | None,
-    sinks: Tensor | None,
-) -> None:
+def _check_shapes(query: Tensor, stored: StoredTokens, sinks: Tensor | None) -> None:
+    layout = stored.layout
     batch, heads = layout.lengths.shape
     _, query_heads, tokens, width = query.shape
-    tail = tail_keys.shape[2]
+    tail = stored.tail_keys.shape[2]
     for name, tensor, shape in (
         ("query", query, (batch, query_heads // heads * heads, tokens, width)),
-        ("keys", keys, (layout.stored, width)),
-        ("values", values, (layout.stored, width)),
-        ("tail_keys", tail_keys, (batch, heads, tail, width)),
-        ("tail_values", tail_values, (batch, heads, tail, width)),
-        ("tail_visible", tail_visible, (batch, tokens, tail)),
+        ("keys", stored.keys, (layout.stored, width)),
+        ("values", stored.values, (layout.stored, width)),
+        ("tail_keys", stored.tail_keys, (batch, heads, tail, width)),
+        ("tail_values", stored.tail_values, (batch, heads, tail, width)),
+        ("tail_visible", stored.tail_visible, (batch, tokens, tail)),
         ("sinks", sinks, (query_heads,)),
     ):
         if tensor is not None and tensor.shape != shape:
@@ -150,22 +149,14 @@ def _check_shapes(
 
 
 def attend_by_size(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    layout: RaggedLayout,
-    tail_keys: Tensor,
-    tail_values: Tensor,
-    tail_visible: Tensor | None,
-    scaling: float,
-    *,
-    working: int = _WORKING,
+    query: Tensor, stored: StoredTokens, scaling: float, *, working: int = _WORKING
 ) -> Tensor:
     """`ragged_attention` without caps and sinks, a call per group of heads.
 
     Keys and values of a group are copied next to their tail. A mask has at most `working` entries,
     but those of one token and head.
     """
+    keys, values, layout, tail_keys, tail_values, tail_visible = stored
     batch, heads, tail, width = tail_keys.shape
     packed = query.reshape(batch * heads, -1, query.shape[2], width)  # [R, G, T, D]
     late_keys, late_values = tail_keys.flatten(0, 1), tail_values.flatten(0, 1)

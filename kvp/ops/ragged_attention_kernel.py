@@ -19,7 +19,7 @@ from torch import Tensor
 from kvp.ops.triton_support import LOG2_E
 
 if TYPE_CHECKING:
-    from kvp.ops.ragged_attention import RaggedLayout
+    from kvp.ops.ragged_attention import StoredTokens
 
 WIDEST = 256
 """Largest head_dim."""
@@ -28,20 +28,12 @@ _TILE_BYTES = 2**14  # of keys: with values and stages, 64 KiB before compute ca
 
 
 @torch.no_grad()
-def attend_by_kernel(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    layout: RaggedLayout,
-    tail_keys: Tensor,
-    tail_values: Tensor,
-    tail_visible: Tensor | None,
-    scaling: float,
-) -> Tensor:
+def attend_by_kernel(query: Tensor, stored: StoredTokens, scaling: float) -> Tensor:
     """`ragged_attention_reference` for query [B, H * G, 1, D], D up to `WIDEST`, in `DTYPES`.
 
     All tensors have the dtype of `query`. Working memory: G * (D + 1) floats per piece.
     """
+    keys, values, layout, tail_keys, tail_values, tail_visible = stored
     batch, heads, tail, width = tail_keys.shape
     group = query.shape[1] // heads
     result = torch.empty_like(query, memory_format=torch.contiguous_format)

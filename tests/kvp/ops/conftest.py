@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvp.ops.ragged_attention import RaggedLayout
+from kvp.ops.ragged_attention import RaggedLayout, StoredTokens
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def ragged_case():
 def _ragged_case(
     lengths, *, group=2, tokens=1, tail=0, width=8, seed=0, dtype=torch.float64, masked=True
 ):
-    """Random arguments; flat parts lie between NaN, tails before NaN, as rooms to grow do."""
+    """A random case; flat parts lie between NaN, tails before NaN, as rooms to grow do."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -53,9 +53,8 @@ def _ragged_case(
     batch, heads = counts.shape
     stored = int(counts.sum())
     visible = torch.rand(batch, tokens, tail, generator=generator) < 0.5
-    return {
-        "query": 3 * draw(batch, heads * group, tokens, width), "layout": RaggedLayout(counts),
-        "keys": surrounded(stored), "values": surrounded(stored),
-        "tail_keys": with_spare(batch, heads), "tail_values": with_spare(batch, heads),
-        "tail_visible": visible if masked else None,
-    }  # fmt: skip
+    return 3 * draw(batch, heads * group, tokens, width), StoredTokens(
+        keys=surrounded(stored), values=surrounded(stored), layout=RaggedLayout(counts),
+        tail_keys=with_spare(batch, heads), tail_values=with_spare(batch, heads),
+        tail_visible=visible if masked else None,
+    )  # fmt: skip

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from kvp.ops.ragged_attention import (
     RaggedLayout,
+    StoredTokens,
     attend_by_size,
     ragged_attention,
     ragged_attention_reference,
@@ -15,19 +16,9 @@ from kvp.ops.ragged_attention import (
 both = pytest.mark.parametrize("attention", [ragged_attention, ragged_attention_reference])
 
 
-def masked_dense(
-    query,
-    keys,
-    values,
-    layout,
-    tail_keys,
-    tail_values,
-    tail_visible,
-    scaling,
-    softcap=None,
-    sinks=None,
-):
+def masked_dense(query, stored, scaling, softcap=None, sinks=None):
     """Every head padded to the longest, keys repeated per query head, one mask: float64."""
+    keys, values, layout, tail_keys, tail_values, tail_visible = stored
     lengths = layout.lengths
     batch, heads = lengths.shape
     longest, tail = int(lengths.max()), tail_keys.shape[2]
@@ -71,13 +62,11 @@ def masked_dense(
     seed=st.integers(0, 99),
 )
 def test_equals_masked_dense_attention(ragged_case, lengths, group, tokens, tail, masked, seed):
-    arguments = ragged_case(
-        lengths, group=group, tokens=tokens, tail=tail, masked=masked, seed=seed
-    )
-    expected = masked_dense(**arguments, scaling=0.4)
+    case = ragged_case(lengths, group=group, tokens=tokens, tail=tail, masked=masked, seed=seed)
+    expected = masked_dense(*case, scaling=0.4)
     for form in (ragged_attention, ragged_attention_reference, attend_by_size):
-        result = form(**arguments, scaling=0.4)
-        assert result.shape == arguments["query"].shape
+        result = form(*case, scaling=0.4)
+        assert result.shape == case[0].shape
         assert (result - expected).abs().max() <= 1e-12
 
 
@@ -86,9 +75,9 @@ def test_equals_masked_dense_attention(ragged_case, lengths, group, tokens, tail
 )
 @both
 def test_long_heads(ragged_case, attention, lengths):
-    arguments = ragged_case(lengths, tail=3)
-    expected = masked_dense(**arguments, scaling=8**-0.5)
-    assert (attention(**arguments) - expected).abs().max() <= 1e-12
+    case = ragged_case(lengths, tail=3)
+    expected = masked_dense(*case, scaling=8**-0.5)
+    assert (attention(*case) - expected).abs().max() <= 1e-12
 
 
 @pytest.mark.parametrize("softcap", [None, 0.7])
@@ -97,22 +86,22 @@ def test_long_heads(ragged_case, attention, lengths):
 @both
 def test_capped_logits_and_sinks(ragged_case, attention, tokens, sunk, softcap):
     """A sink takes weight from every token and adds no value; two heads see nothing."""
-    arguments = ragged_case([[30, 2], [0, 0], [7, 40]], tokens=tokens, tail=3)
-    arguments["tail_visible"][1] = False
+    case = ragged_case([[30, 2], [0, 0], [7, 40]], tokens=tokens, tail=3)
+    case[1].tail_visible[1] = False
     sinks = torch.tensor([2.0, -1.0, 0.5, 3.0]) if sunk else None
-    expected = masked_dense(**arguments, scaling=0.3, softcap=softcap, sinks=sinks)
-    result = attention(**arguments, scaling=0.3, softcap=softcap, sinks=sinks)
+    expected = masked_dense(*case, scaling=0.3, softcap=softcap, sinks=sinks)
+    result = attention(*case, scaling=0.3, softcap=softcap, sinks=sinks)
     assert (result - expected).abs().max() <= 1e-12
     assert not result[1].any()
     if sunk or softcap:
-        assert (result - attention(**arguments, scaling=0.3)).abs().max() > 0.1
+        assert (result - attention(*case, scaling=0.3)).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("working", [1, 300, 2000, 2**21])
 def test_parts_of_any_size_give_the_same(ragged_case, working):
-    arguments = ragged_case([[30, 2], [0, 0], [7, 40]], tokens=5, tail=5)
-    expected = masked_dense(**arguments, scaling=0.3)
-    result = attend_by_size(**arguments, scaling=0.3, working=working)
+    case = ragged_case([[30, 2], [0, 0], [7, 40]], tokens=5, tail=5)
+    expected = masked_dense(*case, scaling=0.3)
+    result = attend_by_size(*case, scaling=0.3, working=working)
     assert (result - expected).abs().max() <= 1e-12
 
 
@@ -120,12 +109,12 @@ def test_parts_of_any_size_give_the_same(ragged_case, working):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_errs_no_more_than_its_own_rounding(ragged_case, dtype, tokens):
     """Peaked logits: products or sums in half precision would show; rounded weights may."""
-    arguments = ragged_case([[300, 40], [7, 1]], tokens=tokens, tail=tokens, dtype=dtype, width=64)
-    expected = masked_dense(**arguments, scaling=64**-0.5)
+    case = ragged_case([[300, 40], [7, 1]], tokens=tokens, tail=tokens, dtype=dtype, width=64)
+    expected = masked_dense(*case, scaling=64**-0.5)
     rounding = (expected.to(dtype).double() - expected).abs()
-    weights = torch.finfo(dtype).eps / 2 * float(arguments["values"].abs().max())
+    weights = torch.finfo(dtype).eps / 2 * float(case[1].values.abs().max())
     for attention, more in ((ragged_attention, weights), (ragged_attention_reference, 0.0)):
-        result = attention(**arguments)
+        result = attention(*case)
         assert result.dtype == dtype
         assert ((result.double() - expected).abs() <= 1.01 * rounding + 1e-5 + more).all()
 
@@ -140,7 +129,8 @@ def test_shapes_that_disagree_are_refused(ragged_case, attention):
         ("tail_values", lambda t: t[:, :, 1:], "tail_values must be"),
         ("tail_visible", lambda t: t[:, None], "tail_visible must be"),
     ):
-        arguments = ragged_case([[3, 4], [1, 2]], tail=2)
+        query, stored = ragged_case([[3, 4], [1, 2]], tail=2)
+        arguments = {"query": query, **stored._asdict()}
         arguments[name] = change(arguments[name])
         with pytest.raises(ValueError, match=message):
-            attention(**arguments)
+            attention(arguments.pop("query"), StoredTokens(**arguments))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvp.ops.ragged_attention import (
     RaggedLayout,
+    StoredTokens,
     attend_by_size,
     ragged_attention,
     ragged_attention_reference,
@@ -24,18 +25,19 @@ DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * ON_GPU
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 
 
-def _on_device(arguments, piece=None):
-    moved = {name: t.to(DEVICE) if isinstance(t, Tensor) else t for name, t in arguments.items()}
-    return {**moved, "layout": RaggedLayout(arguments["layout"].lengths.to(DEVICE), piece)}
+def _on_device(case, piece=None):
+    query, stored = case
+    moved = StoredTokens(*(t.to(DEVICE) if isinstance(t, Tensor) else t for t in stored))
+    layout = RaggedLayout(stored.layout.lengths.to(DEVICE), piece)
+    return query.to(DEVICE), moved._replace(layout=layout)
 
 
-def _exact(arguments, scaling=None):
+def _exact(query, stored, scaling=None):
     """The definition in float64."""
-    in_double = {
-        name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
-        for name, x in arguments.items()
-    }
-    return ragged_attention_reference(**in_double, scaling=scaling)
+    in_double = StoredTokens(
+        *(x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in stored)
+    )
+    return ragged_attention_reference(query.double(), in_double, scaling=scaling)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -51,11 +53,11 @@ def _exact(arguments, scaling=None):
 )
 def test_the_error_is_that_of_rounding_the_result(ragged_case, dtype, lengths, shape):
     """Peaked logits, pieces of 16 tokens; the storage lies between NaN."""
-    arguments = _on_device(ragged_case(lengths, dtype=dtype, **shape), piece=16)
+    case = _on_device(ragged_case(lengths, dtype=dtype, **shape), piece=16)
     scaling = shape["width"] ** -0.5
-    expected = _exact(arguments, scaling)
+    expected = _exact(*case, scaling)
     rounding = (expected.to(dtype).double() - expected).abs()
-    result = attend_by_kernel(**arguments, scaling=scaling)
+    result = attend_by_kernel(*case, scaling=scaling)
     assert result.dtype == dtype
     assert ((result.double() - expected).abs() <= 1.01 * rounding + 1e-5).all()
 
@@ -64,28 +66,28 @@ def test_the_error_is_that_of_rounding_the_result(ragged_case, dtype, lengths, s
 def test_pieces_of_any_size_give_the_same(ragged_case, piece):
     """Heads that end at a piece's edge, before it and after it."""
     lengths = [[64, 63, 65], [1, 128, 0]]
-    arguments = _on_device(ragged_case(lengths, tail=33, dtype=torch.float32), piece)
-    expected = _exact(arguments, scaling=0.3)
-    assert (attend_by_kernel(**arguments, scaling=0.3).double() - expected).abs().max() <= 2e-6
+    case = _on_device(ragged_case(lengths, tail=33, dtype=torch.float32), piece)
+    expected = _exact(*case, scaling=0.3)
+    assert (attend_by_kernel(*case, scaling=0.3).double() - expected).abs().max() <= 2e-6
 
 
 def test_a_query_that_sees_nothing_gets_zeros(ragged_case):
-    arguments = _on_device(ragged_case([[0, 3]], tail=2, dtype=torch.float32))
-    arguments["tail_visible"] = torch.zeros(1, 1, 2, dtype=torch.bool, device=DEVICE)
-    result = attend_by_kernel(**arguments, scaling=1.0)
+    case = _on_device(ragged_case([[0, 3]], tail=2, dtype=torch.float32))
+    case[1].tail_visible.zero_()
+    result = attend_by_kernel(*case, scaling=1.0)
     assert not result[:, :2].any()
     assert result[:, 2:].all()
     nothing = _on_device(ragged_case([[0, 0]], tail=0, dtype=torch.float32, masked=False))
-    assert not attend_by_kernel(**nothing, scaling=1.0).any()
+    assert not attend_by_kernel(*nothing, scaling=1.0).any()
 
 
 def test_a_layout_serves_every_token_after_an_eviction(ragged_case):
     """The tail grows, the layout and its pieces stay."""
     layout = RaggedLayout(torch.tensor([[40, 7]], device=DEVICE), 16)
     for tail in (0, 1, 17):
-        arguments = _on_device(ragged_case([[40, 7]], tail=tail, dtype=torch.float32, seed=tail))
-        expected = _exact(arguments)
-        result = attend_by_kernel(**{**arguments, "layout": layout}, scaling=8**-0.5)
+        case = _on_device(ragged_case([[40, 7]], tail=tail, dtype=torch.float32, seed=tail))
+        expected = _exact(*case)
+        result = attend_by_kernel(case[0], case[1]._replace(layout=layout), scaling=8**-0.5)
         assert (result.double() - expected).abs().max() <= 2e-6
         assert layout.pieces is layout.pieces
 
@@ -109,23 +111,23 @@ def test_long_heads_are_cut_into_at_most_32_pieces():
 def test_decoding_on_a_gpu_is_the_kernels(ragged_case, dtype, width, group):
     lengths = [[3000, 1, 700, 40], [0, 129, 4096, 128]]
     drawn = ragged_case(lengths, group=group, width=width, tail=37, dtype=dtype)
-    arguments = _on_device(drawn)
-    result = ragged_attention(**arguments, scaling=width**-0.5)
-    assert torch.equal(result, attend_by_kernel(**arguments, scaling=width**-0.5))
-    expected = _exact(arguments)
+    case = _on_device(drawn)
+    result = ragged_attention(*case, scaling=width**-0.5)
+    assert torch.equal(result, attend_by_kernel(*case, scaling=width**-0.5))
+    expected = _exact(*case)
     rounding = (expected.to(dtype).double() - expected).abs()
     assert ((result.double() - expected).abs() <= 1.01 * rounding + 1e-5).all()
     # torch's own attention rounds the probabilities, too.
-    plain = attend_by_size(**arguments, scaling=width**-0.5)
+    plain = attend_by_size(*case, scaling=width**-0.5)
     assert (plain.double() - expected).abs().max() <= 4 * rounding.max()
 
 
 @pytest.mark.gpu
 @needs_gpu
 def test_what_the_kernel_does_not_take_is_left_to_pytorch(ragged_case):
-    arguments = _on_device(ragged_case([[30, 4]], tail=3))  # float64
-    expected = ragged_attention_reference(**arguments)
-    assert (ragged_attention(**arguments) - expected).abs().max() <= 1e-12
+    case = _on_device(ragged_case([[30, 4]], tail=3))  # float64
+    expected = ragged_attention_reference(*case)
+    assert (ragged_attention(*case) - expected).abs().max() <= 1e-12
 
 
 COMPILE = """
