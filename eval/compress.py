@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from warnings import catch_warnings
 
-from eval.config import CompressConfig
+from eval.compress_config import CompressConfig
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.budgets import parse_budget
 from kvp.data.rows.files import Tally, files_of, read_rows, read_text

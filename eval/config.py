@@ -1,4 +1,4 @@
-"""Settings of kvp eval, report and compress, and the checks that need no model.
+"""Settings of kvp eval, and the checks that need no model.
 
 Lists are comma-separated strings, on the command line and in YAML. What a name means (task,
 method, budget) is decided where it is used; this module imports no torch.
@@ -6,24 +6,21 @@ method, budget) is decided where it is used; this module imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from eval.results.names import PROTOCOLS
 from kvp import names as known_names
 from kvp.artifacts.manifest import portable, recorded_name
-from kvp.budgets import Budget, parse_budget, parse_budgets
+from kvp.budgets import Budget, parse_budgets
 from kvp.data.metrics import METRIC_NAMES
-from kvp.engines import LLAMA_CPP, VLLM
 from kvp.errors import UsageError
 from kvp.names import LEARNED, UNIFORM, split_list
 from kvp.program.settings import (
     Bounds,
     DataConfig,
-    DeviceConfig,
     DryRunConfig,
     Group,
     ModelConfig,
@@ -255,70 +252,3 @@ def evaluation_of(config: PromptConfig, **settings: Any) -> EvalConfig:  # noqa:
     shared = {item.name for item in fields(EvalConfig)} & {item.name for item in fields(config)}
     values = {name: getattr(config, name) for name in shared}
     return EvalConfig(**values, timing_prompts=0, **settings)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompressConfig(ModelConfig, DeviceConfig):
-    """Compress."""
-
-    documents: str | Sequence[str] = field(kw_only=False)
-    """Texts to compress, a context each. Text files, folders of them, or rows (JSONL, JSON,
-    parquet, a hub data set) whose `context`, `text` or `messages` is the context."""
-    policy: str | None = None
-    """Policy directory written by kvp train. Or a bundled one's name, an address, or
-    org/name on the hub: what chooses tokens. POLICY+global: heads share the budget."""
-    method: str | None = None
-    """Method that chooses tokens where there is no policy, or METHOD+ALLOCATOR."""
-    budget: str = "12.5%"
-    """Tokens kept per KV head on average, protected ones included; `%` is of the tokens in the
-    cache. Rounded up to a multiple of 32, the same number in every head without an allocator; 4
-    first and 16 last tokens are protected."""
-    gguf: str | None = None
-    """GGUF file of a model. A slot file for a llama-server that runs it is written beside each
-    context; without --model this file also computes the context. Without an allocator."""
-    out: str
-    """What is written. A folder of contexts, each a file that its digest names."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_flag("budget", parse_budget, self.budget)
-
-    @property
-    def label(self) -> str:
-        """What chooses tokens, as files and messages name it; UsageError where nothing does."""
-        if bool(self.policy) == bool(self.method):
-            raise UsageError("give one of --policy and --method, which chooses tokens")
-        return self.policy or str(self.method)
-
-    @property
-    def sides(self) -> tuple[str, str | None]:
-        """What ranks tokens, and the allocator; a policy's path may have a plus sign."""
-        if self.policy and Path(self.policy).exists():
-            return self.policy, None
-        return known_names.split_method(self.label)
-
-    def check_names(self) -> None:
-        """Raise KvpError on a name that cannot exist, and as the engine's `check`."""
-        super().check_names()
-        name, allocator = self.sides
-        if self.policy:
-            known_names.check_policy(name, "--policy: ")
-            known_names.check_allocators([allocator] if allocator else [], "policy")
-        else:
-            known_names.check_methods([self.label], "method", ())
-        (LLAMA_CPP if self.gguf else VLLM).check(allocator)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportConfig(Group):
-    """Report."""
-
-    results: str = field(kw_only=False)
-    """Results folder written by kvp eval."""
-    out: str | None = None
-    """What is written. An HTML file (default: report.html in the results folder)."""
-    png: str | None = None
-    """Folder for the figures as PNG files; without it, they are in the HTML file alone."""
-
-    ADDRESSES: ClassVar[tuple[str, ...]] = ("results",)
-    FOLDERS: ClassVar[Mapping[str, str]] = {"results": known_names.NO_RESULTS}

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import pandas
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from eval.config import ReportConfig
 from eval.report import figures, tables
 from eval.report.answers import pack_answers, pack_text
+from eval.report.config import ReportConfig
 from eval.report.costs import describe_savings, summarise_timings
 from eval.report.figures import Picture, drawn_settings
 from eval.report.tables import Table

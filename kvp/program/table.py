@@ -80,7 +80,7 @@ PROGRAMS = {
         ),
     ),
     "report": Program(
-        "eval.config:ReportConfig",
+        "eval.report.config:ReportConfig",
         "eval.report.page:run",
         "Turn a results folder of kvp eval into one HTML page. It opens without a network; figures "
         "are written as PNG, too.",
@@ -127,7 +127,7 @@ PROGRAMS = {
         ),
     ),
     "compress": Program(
-        "eval.config:CompressConfig",
+        "eval.compress_config:CompressConfig",
         "eval.compress:run",
         "Compress contexts for vLLM, llama-server and transformers. Each text is read once, a "
         "policy or a method chooses the tokens of every KV head, and a context file is written "

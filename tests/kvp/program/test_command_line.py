@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from eval.config import ReportConfig
+from eval.report.config import ReportConfig
 from kvp import __version__
 from kvp.errors import UsageError
 from kvp.names import split_list
