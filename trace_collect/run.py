@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from kvp.artifacts.addresses import ObjectPath, Place, files_below, place
 from kvp.artifacts.claim import check_folder
 from kvp.artifacts.manifest import recorded_name, run_manifest
-from kvp.data.encode import encode
+from kvp.data.encode import count_prompt_tokens
 from kvp.data.sources import CollectionPlan, data_identity, plan_collection
 from kvp.data.task import TaskSettings
 from kvp.devices import device_of_rank, torch_device
@@ -120,7 +120,7 @@ def announce(
 ) -> int:
     """Print what a store of the missing sequences takes; its bytes on disk, about."""
     spaced = [jobs[index] for index in range(0, len(jobs), -(-len(jobs) // _COUNTED))]
-    mean = sum(encode(sample, tokenizer).prompt_length for sample in spaced) / len(spaced)
+    mean = sum(count_prompt_tokens(sample, tokenizer) for sample in spaced) / len(spaced)
     tokens = min(round(missing * (mean + config.max_new_tokens)), missing * config.max_tokens)
     raw = planned_bytes(
         geometry_of(model), dtype=config.dtype, tokens=tokens, labels=len(config.label_list)

@@ -103,6 +103,11 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
     )
 
 
+def count_prompt_tokens(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens of the prompt; errors as `encode`."""
+    return encode(sample, tokenizer).prompt_length
+
+
 def _is_templated(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a prompt gets the chat template; running text does not."""
     asks = sample.messages is not None or bool(sample.question)

@@ -51,10 +51,10 @@ def parts_of(data: str) -> dict[str, float]:
     return parts
 
 
-def turns(weights: Sequence[float]) -> Iterator[int]:
+def interleave(weights: Sequence[float]) -> Iterator[int]:
     """Which part is next, without end: always the one furthest behind its share.
 
-    After any number of turns each part has had its share of them, to within one turn for two
+    After any number of steps each part has had its share of them, to within one step for two
     parts and never more than the number of parts. The first of equal parts comes first.
     """
     total, given = math.fsum(weights), [0] * len(weights)
@@ -80,7 +80,7 @@ def open_source(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> S
     if len(set(names)) < len(names):  # ids of samples begin with them
         alike = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"--data: two parts are called {alike}; rename one of the files")
-    order = list(itertools.islice(turns(list(parts.values())), settings.count))
+    order = list(itertools.islice(interleave(list(parts.values())), settings.count))
     sources = [
         _of_one_kind(part, replace(settings, count=order.count(number)), tokenizer)
         for number, part in enumerate(parts)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvp.data.encode import encode
+from kvp.data.encode import count_prompt_tokens
 from kvp.data.rows.files import READERS, Row, Tally, files_of, read_rows
 from kvp.data.rows.values import RowError, text_of, texts_of
 from kvp.data.splits import ALL, split_of
@@ -119,7 +119,7 @@ def cut_middle(text: str, keep: int, tokenizer: PreTrainedTokenizerBase) -> str:
 
 def count_longest(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase) -> int:
     """Tokens of the longest prompt."""
-    return max(encode(sample, tokenizer).prompt_length for sample in samples)
+    return max(count_prompt_tokens(sample, tokenizer) for sample in samples)
 
 
 def cut_to_length(

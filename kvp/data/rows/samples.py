@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvp.data.encode import CHANGED, CHARACTERS, TokenCounter, encode
+from kvp.data.encode import CHANGED, CHARACTERS, TokenCounter, count_prompt_tokens
 from kvp.data.metrics import NONE, number_of_reference
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.files import Skipped, list_first
@@ -184,8 +184,8 @@ class _SampleMaker:
         while high - low > 1:
             middle = (low + high) // 2
             start = replace(self.blank, context=text[:middle])
-            fits = encode(start, self.count.tokenizer).prompt_length <= self.settings.length
-            low, high = (middle, high) if fits else (low, middle)
+            tokens = count_prompt_tokens(start, self.count.tokenizer)
+            low, high = (middle, high) if tokens <= self.settings.length else (low, middle)
         if low == len(text):
             return text
         return text[:low].rsplit(maxsplit=1)[0] if len(text[:low].split()) > 1 else text[:low]

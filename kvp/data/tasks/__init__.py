@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from kvp.data.encode import encode
+from kvp.data.encode import count_prompt_tokens
 from kvp.data.task import Sample, Source, Task, TaskSettings
 from kvp.data.tasks.longbench import DATA_SETS, LongBenchTask
 from kvp.data.tasks.niah_heatmap import NiahHeatmapTask
@@ -107,7 +107,7 @@ def build_samples(
                 raise UsageError(
                     f"--tasks {name}: build made {sample!r:.60}, not a kvp.data Sample"
                 )
-            if (tokens := encode(sample, tokenizer).prompt_length) > settings.length:
+            if (tokens := count_prompt_tokens(sample, tokenizer)) > settings.length:
                 long = f"{sample.id} has {tokens} tokens, more than --length (settings.length)"
                 raise UsageError(f"--tasks {name}: build made too long a prompt: {long}")
         return Source.of(samples, getattr(built, "notes", ()))

@@ -14,7 +14,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvp.data.encode import encode, find_largest
+from kvp.data.encode import count_prompt_tokens, find_largest
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import read_text
 from kvp.data.splits import Split, generated_split
@@ -94,7 +94,7 @@ class NiahHeatmapTask(ScoredByMetric):
                 return replace(whole, context=f"{insert_needle(words[:amount], needle, depth)}\n")
 
             return find_largest(
-                make_sample, lambda sample: encode(sample, tokenizer).prompt_length,
+                make_sample, lambda sample: count_prompt_tokens(sample, tokenizer),
                 limit=length, smallest=0, what=self.name, flag="lengths",
             )  # fmt: skip
 

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvp.data.encode import CHARACTERS, encode, opening_ids
+from kvp.data.encode import CHARACTERS, count_prompt_tokens, opening_ids
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.files import READERS, files_of, read_text
@@ -62,7 +62,7 @@ class DialogueTask(ScoredByMetric):
 
         def prompt_tokens(turns: Sequence[Turn]) -> int:
             chat = replace(blank_sample(settings, CHAT, ""), messages=tuple(turns))
-            return encode(chat, tokenizer).prompt_length
+            return count_prompt_tokens(chat, tokenizer)
 
         def make(index: int) -> Sample:
             seed = random.Random(f"chat/{settings.seed}/{index}").getrandbits(48)

@@ -18,7 +18,7 @@ from functools import lru_cache, partial
 from itertools import chain, pairwise, repeat
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvp.data.encode import encode, find_largest
+from kvp.data.encode import count_prompt_tokens, find_largest
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import read_text
 from kvp.data.splits import Split, generated_split
@@ -37,6 +37,7 @@ from kvp.data.task import NoPromptError, Sample, Source, TaskSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Assignments = tuple[str, list[str]]  # a value, and the variables it is assigned to in turn
 CountTokens = Callable[[Sample], int]
 Maker = tuple[Callable[[int], Sample], int]
 """From an amount of haystack (lines, words or entries, as the task counts them) to the prompt with
@@ -191,29 +192,29 @@ def tracking(inputs: SampleInputs, count_tokens: CountTokens, *, example: bool) 
     if example:
         limit = min(EXAMPLE_LENGTH, inputs.length // 2)
         rng = inputs.rng("example")
-        chain = _chain(rng, inputs.split, letters=3)
+        assignments = _draw_assignments(rng, inputs.split, letters=3)
         lines = HOPS + 1
-        while count_tokens(_worked_example(chain, lines + 1, inputs)) <= limit:
+        while count_tokens(_worked_example(assignments, lines + 1, inputs)) <= limit:
             lines += 1
-        shown = _worked_example(chain, lines, inputs).question + "\n"
-    chain = _chain(inputs.rng("chain"), inputs.split, letters=5)
-    return lambda amount: _assignment_sample(inputs, chain, amount, "places", shown), HOPS + 1
+        shown = _worked_example(assignments, lines, inputs).question + "\n"
+    drawn = _draw_assignments(inputs.rng("chain"), inputs.split, letters=5)
+    return lambda amount: _assignment_sample(inputs, drawn, amount, "places", shown), HOPS + 1
 
 
-def _chain(rng: random.Random, split: Split, letters: int) -> tuple[str, list[str]]:
+def _draw_assignments(rng: random.Random, split: Split, letters: int) -> Assignments:
     names = draw_distinct(lambda: draw_name(rng, split, letters), HOPS + 1)
     return draw_number(rng, split, digits=5), names
 
 
-def _worked_example(chain: tuple[str, list[str]], lines: int, inputs: SampleInputs) -> Sample:
-    prompt = _assignment_sample(inputs, chain, lines, "example places", "")
-    return _sample(inputs, question=f"{prompt.text} {' '.join(chain[1])}\n")
+def _worked_example(assignments: Assignments, lines: int, inputs: SampleInputs) -> Sample:
+    prompt = _assignment_sample(inputs, assignments, lines, "example places", "")
+    return _sample(inputs, question=f"{prompt.text} {' '.join(assignments[1])}\n")
 
 
 def _assignment_sample(
-    inputs: SampleInputs, chain: tuple[str, list[str]], amount: int, places: str, shown: str
+    inputs: SampleInputs, assignments: Assignments, amount: int, places: str, shown: str
 ) -> Sample:
-    value, names = chain
+    value, names = assignments
     statements = [f"VAR {names[0]} = {value}"]
     statements += [f"VAR {new} = VAR {old} " for old, new in pairwise(names)]
     text = _among_lines([NOISE] * amount, statements, inputs.rng(places))
@@ -375,10 +376,7 @@ class RulerTask(ScoredByMetric):
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Samples with as much haystack as fits; other needles are drawn while these do not."""
         essays, tally = read_text(settings.essays, "essays")
-
-        def count(sample: Sample) -> int:
-            return encode(sample, tokenizer).prompt_length
-
+        count = partial(count_prompt_tokens, tokenizer=tokenizer)
         draw = partial(generate, self.name, settings, count_tokens=count, essays=essays or None)
 
         @lru_cache(maxsize=1)

@@ -11,16 +11,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
-from kvp.data.encode import encode, find_largest
+from kvp.data.encode import count_prompt_tokens, find_largest
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import Tally, read_rows
 from kvp.data.rows.values import RowError, text_of, texts_of
 from kvp.data.splits import ALL, split_of
 from kvp.data.task import NoPromptError, Sample, Source, TaskSettings, blank_sample
-from kvp.data.tasks.ruler import PROBE
+from kvp.data.tasks.ruler import PROBE, CountTokens
 from kvp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -201,10 +202,7 @@ class RulerQaTask(ScoredByMetric):
         if not asked:
             raise UsageError(f"--{flag} {data}: no question of the {split} split")
         settings.shuffle_in_order(asked)
-
-        def count_tokens(sample: Sample) -> int:
-            return encode(sample, tokenizer).prompt_length
-
+        count_tokens: CountTokens = partial(count_prompt_tokens, tokenizer=tokenizer)
         too_long: list[int] = []
         smallest = replace(blank_sample(settings, self.name, ""), id="smallest")
 

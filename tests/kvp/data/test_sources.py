@@ -10,10 +10,10 @@ from kvp.data.encode import encode
 from kvp.data.sources import (
     data_identity,
     fitting_tasks,
+    interleave,
     open_source,
     parts_of,
     plan_collection,
-    turns,
 )
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
@@ -96,7 +96,7 @@ def prose(tmp_path, jsonl):
 
 @pytest.mark.parametrize("weights", [(1, 1), (0.5, 0.3, 0.2), (7, 1), (1, 1e-6), (2, 3, 5, 1)])
 def test_every_part_has_its_share_of_every_beginning(weights):
-    order = list(islice(turns(weights), 200))
+    order = list(islice(interleave(weights), 200))
     for number in range(1, len(order) + 1):
         given = Counter(order[:number])
         for part, weight in enumerate(weights):
