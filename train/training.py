@@ -2,7 +2,7 @@
 
 A step: `training_step` scores contexts and computes the loss, Lightning its gradients,
 `configure_gradient_clipping` clips them, `optimizer_step` updates the weights and their average.
-`Between` two steps the average is validated, and log, progress and checkpoint are written.
+Then `ValidationAndCheckpoints` validates the average, and writes log, progress and checkpoint.
 
 What a step does depends on the seed, the step and the weights only
 (`train.data.compression_points`), never on a generator's state, so a run continued from a
@@ -60,17 +60,12 @@ def train_rankers(job: Job) -> RankerTraining:
     rankers = random_rankers(job.recipe, job.traces, sequences, job.heads, job.config.seed)
     print_start(job, rankers)
     module = RankerTraining(
-        rankers,
-        job.recipe,
-        job.source(job.recipe.label),
-        sequences,
-        seed=job.config.seed,
-        activation_bytes=job.config.activation_gb * 1e9,
-        heads=job.heads,
-        model_heads=job.traces.geometry.total_kv_heads,
-    )
+        rankers, job.recipe, job.source(job.recipe.label), sequences,
+        seed=job.config.seed, activation_bytes=job.config.activation_gb * 1e9,
+        heads=job.heads, model_heads=job.traces.geometry.total_kv_heads,
+    )  # fmt: skip
     fit(
-        module, Between(job, module), device=job.device, steps=job.recipe.steps,
+        module, ValidationAndCheckpoints(job, module), device=job.device, steps=job.recipe.steps,
         checkpoint=job.target.start,
     )  # fmt: skip
     return module
@@ -199,8 +194,8 @@ class RankerTraining(pl.LightningModule):
         return held_out
 
 
-class Between(pl.Callback):
-    """What is done after a step when it is due, and after the last one.
+class ValidationAndCheckpoints(pl.Callback):
+    """Validates, logs and writes checkpoints after steps where they are due and after the last one.
 
     In this order, so that a checkpoint has what a validation changes: Lightning by itself validates
     after it has written a checkpoint, and writes none after the last step.
@@ -225,13 +220,10 @@ class Between(pl.Callback):
         self._progress = self._opened.enter_context(progress)
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        module: pl.LightningModule,
-        outputs: Any,  # noqa: ANN401
-        *_: object,
-    ) -> None:
-        """Do what is due."""
+        self, trainer: pl.Trainer, module: pl.LightningModule,
+        outputs: Any, *_: object,  # noqa: ANN401
+    ) -> None:  # fmt: skip
+        """Validate, log and write a checkpoint where this step is one of theirs."""
         job, training = self._job, self._module
         step, last = trainer.global_step, trainer.global_step == trainer.max_steps
         metrics, logged = outputs["metrics"], {}

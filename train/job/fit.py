@@ -64,7 +64,7 @@ def fit(
         plugins=[environment, _WholeFiles()],
         max_steps=steps,
         callbacks=[callback, LambdaCallback(on_train_start=begin)],
-        logger=False,  # `Between` has one
+        logger=False,  # `ValidationAndCheckpoints` has one
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
