@@ -246,14 +246,14 @@ class HeadRankers(nn.Module):
         """
         heads = heads or slice(None)
         spec, count = self.spec, len(range(self.total_kv_heads)[heads])
-        places = positions.expand(count, -1) if gaps else None  # [a, N]
+        gapped_positions = positions.expand(count, -1) if gaps else None  # [a, N]
         inputs = _inputs_of(spec, keys, values, positions, length, recent)
         tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         weights = {name: tensor[heads] for name, tensor in tensors.items()}  # [a, ...] each
         if stacked is None:  # what is faster, docs/results/speed.md
             stacked = keys.device.type != "cpu" or self.dtype == torch.bfloat16
         if stacked:
-            return _network(spec, weights, inputs, contexts, places)
+            return _network(spec, weights, inputs, contexts, gapped_positions)
         # split, not sliced: the gradient of a slice is as large as that of all heads
         of_weights = {name: torch.split(tensor, 1) for name, tensor in weights.items()}
         of_inputs = {name: torch.split(tensor, 1) for name, tensor in inputs.items()}
@@ -263,7 +263,7 @@ class HeadRankers(nn.Module):
                 {name: tensors[head] for name, tensors in of_weights.items()},
                 {name: tensors[head] for name, tensors in of_inputs.items()},
                 contexts,
-                None if places is None else places[head : head + 1],
+                None if gapped_positions is None else gapped_positions[head : head + 1],
             )
             for head in range(count)
         ]
@@ -357,11 +357,11 @@ def _network(
     weights: Mapping[str, Tensor],
     inputs: Mapping[str, Tensor],
     contexts: Sequence[int] | None,
-    places: Tensor | None,
+    gapped_positions: Tensor | None,
 ) -> Tensor:
     """The network: `inputs` name -> [a, N, channels], for a table int64 [a, N] -> [a, N] scores.
 
-    `places` [a, N] are positions with gaps, None without gaps.
+    `gapped_positions` [a, N] are positions with gaps, None without gaps.
     """
     parts = [_norm(weights, name, _project_input(weights, name, inputs[name])) for name in inputs]
     dtype = weights["first_weight"].dtype
@@ -372,14 +372,14 @@ def _network(
     if not spec.neighbours:
         return scores
     weight = weights["neighbours_weight"].mT  # [a or 1, 2 R + 1, hidden]
-    if places is not None:
-        return scores + from_near_positions((weight @ hidden.mT).float(), places)
+    if gapped_positions is not None:
+        return scores + sum_near_positions((weight @ hidden.mT).float(), gapped_positions)
     of_context = torch.split(hidden, list(contexts), dim=1) if contexts else (hidden,)
-    parts = [from_neighbours((weight @ part.mT).float()) for part in of_context]
+    parts = [sum_neighbours((weight @ part.mT).float()) for part in of_context]
     return scores + torch.cat(parts, dim=1)
 
 
-def from_neighbours(added: Tensor) -> Tensor:
+def sum_neighbours(added: Tensor) -> Tensor:
     """What the tokens of one context add to each other's scores: float32 [a, N].
 
     `added` [a, 2 R + 1, N] is, for the token at i, `hidden[i] @ weight[:, r]`: what it adds to the
@@ -392,8 +392,8 @@ def from_neighbours(added: Tensor) -> Tensor:
     return padded.as_strided((len(padded), taps, tokens), (heads, rows + 1, 1)).sum(1)
 
 
-def from_near_positions(added: Tensor, positions: Tensor) -> Tensor:
-    """As `from_neighbours`, for tokens at ascending `positions` [a, N] with gaps."""
+def sum_near_positions(added: Tensor, positions: Tensor) -> Tensor:
+    """As `sum_neighbours`, for tokens at ascending `positions` [a, N] with gaps."""
     heads, taps, tokens = added.shape
     distances = torch.arange(taps, device=positions.device) - taps // 2
     wanted = (positions[:, None] + distances[:, None]).flatten(1)  # [a, (2 R + 1) N]

@@ -48,23 +48,23 @@ def run(config: CollectConfig) -> None:
     if config.engine == "local" and not config.dry_run:  # Ray's workers have their own devices
         torch_device(config.device)
     tokenizer = load_configured_tokenizer(config)
-    jobs = plan_prompts(config, tokenizer)
-    out, total = place(config.out), len(jobs)
+    prompts = plan_prompts(config, tokenizer)
+    out, total = place(config.out), len(prompts)
     missing = total
-    if config.out and check_folder(out, STORE, identity_of(config, jobs, tokenizer, None)):
+    if config.out and check_folder(out, STORE, identity_of(config, prompts, tokenizer, None)):
         missing -= len(committed(out))
     if config.dry_run:
-        announce(config, model_config, jobs, total, tokenizer)
+        announce(config, model_config, prompts, total, tokenizer)
         print("dry run: nothing was written")
         return
     if missing:
-        needed = announce(config, model_config, jobs, missing, tokenizer)
+        needed = announce(config, model_config, prompts, missing, tokenizer)
         check_disk(out, needed)
     if config.engine == "ray" and missing:
         with Progress("collecting", total, completed=total - missing) as progress:
             do_with_ray(run, config, config.device, lambda: progress.update(len(committed(out))))
     else:
-        _collect(config, jobs)
+        _collect(config, prompts)
     if (there := len(committed(out))) < total:
         print(f"{out}: {there} of {total} sequences; the others are for other ranks")
         return
@@ -81,17 +81,17 @@ def prompts_of(config: CollectConfig) -> TaskSettings:
 def plan_prompts(config: CollectConfig, tokenizer: PreTrainedTokenizerBase) -> CollectionPlan:
     """The prompts by index, announced; UsageError for data that does not exist or fit."""
     phase("making the prompts")
-    jobs = plan_collection(prompts_of(config), config.counts, tokenizer)
-    if jobs.tasks:
-        print(f"tasks: {', '.join(jobs.tasks)}")
-    for note in jobs.notes:
+    prompts = plan_collection(prompts_of(config), config.counts, tokenizer)
+    if prompts.tasks:
+        print(f"tasks: {', '.join(prompts.tasks)}")
+    for note in prompts.notes:
         print(f"note: {note}")
-    return jobs
+    return prompts
 
 
 def identity_of(
     config: CollectConfig,
-    jobs: CollectionPlan,
+    prompts: CollectionPlan,
     tokenizer: PreTrainedTokenizerBase,
     weights: str | None,
 ) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def identity_of(
     `weights` is their digest (`kvp.hf.model_identity.weights_digest`), None before they are loaded.
     The device is left out: it changes rounding, which is not what a trace means.
     """
-    data = data_identity(prompts_of(config), jobs.tasks)
+    data = data_identity(prompts_of(config), prompts.tasks)
     return {
         **({} if config.chat_template else {"chat_template": False}),
         "model": model_identity(config.model, config.revision, tokenizer, weights),
@@ -114,12 +114,12 @@ def identity_of(
 def announce(
     config: CollectConfig,
     model: PreTrainedConfig,
-    jobs: CollectionPlan,
+    prompts: CollectionPlan,
     missing: int,
     tokenizer: PreTrainedTokenizerBase,
 ) -> int:
     """Print what a store of the missing sequences takes; its bytes on disk, about."""
-    spaced = [jobs[index] for index in range(0, len(jobs), -(-len(jobs) // _COUNTED))]
+    spaced = [prompts[index] for index in range(0, len(prompts), -(-len(prompts) // _COUNTED))]
     mean = sum(count_prompt_tokens(sample, tokenizer) for sample in spaced) / len(spaced)
     tokens = min(round(missing * (mean + config.max_new_tokens)), missing * config.max_tokens)
     raw = planned_bytes(
@@ -144,7 +144,7 @@ def check_disk(path: Place, needed: int) -> None:
         )
 
 
-def _collect(config: CollectConfig, jobs: CollectionPlan) -> None:
+def _collect(config: CollectConfig, prompts: CollectionPlan) -> None:
     """Collect in this process, alone or as one of several; sequences are written meanwhile."""
     phase(f"loading {config.model}")
     model, tokenizer = load_configured_model(config, device_of_rank(config.device, config.worker))
@@ -154,26 +154,23 @@ def _collect(config: CollectConfig, jobs: CollectionPlan) -> None:
     rows = config.batch_size or default_batch_size(
         model.config, dtype=config.dtype, max_tokens=config.max_tokens
     )
-    plan = StorePlan(
-        geometry=geometry_of(model.config),
-        dtype=config.dtype,
-        max_tokens=config.max_tokens,
-        sequences=len(jobs),
-        labels=config.label_list,
-    )
+    store_plan = StorePlan(
+        geometry=geometry_of(model.config), dtype=config.dtype, max_tokens=config.max_tokens,
+        sequences=len(prompts), labels=config.label_list,
+    )  # fmt: skip
     manifest = run_manifest(
         config.recorded_settings(),
         seed=config.seed,
         model={"id": recorded_name(config.model), "revision": config.revision},
         rope_frequencies=known_frequencies(model, config.max_tokens),
-        identity=identity_of(config, jobs, tokenizer, weights_digest(model)),
+        identity=identity_of(config, prompts, tokenizer, weights_digest(model)),
     )
     with TraceWriter.create_or_resume(
-        config.out, plan, manifest, known_output_gram(model), shared=config.worker.shared
+        config.out, store_plan, manifest, known_output_gram(model), shared=config.worker.shared
     ) as writer:
         missing = writer.missing()
-        if len(missing) < len(jobs):
-            print(f"{writer.path}: {len(jobs) - len(missing)} of {len(jobs)} sequences are there")
+        if there := len(prompts) - len(missing):
+            print(f"{writer.path}: {there} of {len(prompts)} sequences are there")
         if not (indices := config.worker.share(missing)):
             return
         with Progress("collecting", len(indices)) as progress:
@@ -185,5 +182,5 @@ def _collect(config: CollectConfig, jobs: CollectionPlan) -> None:
                 rate = tokens / (time.monotonic() - started)
                 progress.advance(note=f"{rate:.0f} tokens/s")
 
-            samples = ((index, jobs[index]) for index in indices)
+            samples = ((index, prompts[index]) for index in indices)
             writer.write_all(collect_all(model, tokenizer, samples, recorded, rows=rows), log_speed)

@@ -34,9 +34,9 @@ def test_a_store_holds_exactly_the_requested_samples(run, model_folder, tmp_path
     config = CollectConfig(
         out="unused", tasks="niah_single_1,niah_single_2", length=300, train=3, validation=2
     )
-    jobs = plan_prompts(config, tokenizer)
+    prompts = plan_prompts(config, tokenizer)
     recorded = Recorded(continuation="model", max_new_tokens=4)
-    samples = [(index, jobs[index]) for index in (0, 4)]
+    samples = [(index, prompts[index]) for index in (0, 4)]
     alone = list(collect_all(model, tokenizer, samples, recorded, rows=1))
     assert len(alone) == 2
     for expected in alone:
