@@ -214,8 +214,8 @@ class Comparison:
 
     @property
     def test_count(self) -> int:
-        """How many differences one test corrects for: `gaps`; those of every pair of methods, where
-        the first one is no policy but was picked as the best on these prompts.
+        """Number of differences that Holm's correction counts: all `gaps`, or, where the first
+        method was picked as best on these prompts, those of all pairs of compared methods.
         """
         methods = len(self.best.compared) if self.best and not self.best.learned else 2
         return len(self.gaps) * max(2, methods) // 2

@@ -62,17 +62,7 @@ def short_table(
 
 
 def tidy(comparison: Comparison) -> pandas.DataFrame:
-    """A row per task, method, setting and budget; answers from 0 to 1, perplexities as they are.
-
-    Columns: unfinished (whether the folder is; then there are no differences), metric, protocol,
-    task (`OVERALL`: over the usable ones; one that is called so is `task all`), apart (whether it
-    is set apart; then nothing is a ratio to the full cache), method, setting, chosen (whether it is
-    the setting shown), budget, estimate, low, high, n (prompts), policies, kept_tokens, kept_share,
-    cache_bytes, share_of_full (of its answers, or times its perplexity), and the paired differences
-    minus_full and minus_lead (to the method that `sentences` are about, over all tasks and chosen
-    settings), in shares of answers or nats per token, more is better, each with _low, _high and
-    _differs (`stats.holm`; of the lead `Comparison.significant`).
-    """
+    """A row per task, method, setting and budget, with the columns of docs/formats.md."""
     usable, settings = comparison.task_sort.usable, comparison.settings
     rows: list[dict[str, object]] = []
     for name, cells in ((None, comparison.cells), *comparison.tasks.items()):
