@@ -9,17 +9,17 @@ dtype and become float32 when a context is made.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from kvp.memory import LruCache
 from kvp.store import TraceReader
 from policies.ranker import RECENT_QUERIES, HeadRankers, bytes_per_token, recent_features
 from train.data.compression_points import CompressionPoint
@@ -121,10 +121,10 @@ class ContextSource:
         self._with_recent = recent
         self.device = device or torch.device("cpu")
         self._turn = threading.Lock()
-        self._trace_memory = _Memory[tuple[Tensor, ...]](memory_bytes * 3 // 4)
+        self._trace_memory = LruCache[tuple[Tensor, ...]](memory_bytes * 3 // 4)
         """Keys and values by ("kv", sequence), queries, which new labels alone need, by
         ("queries", sequence)."""
-        self._label_memory = _Memory[_Labelled](memory_bytes // 4)
+        self._label_memory = LruCache[_Labelled](memory_bytes // 4)
 
     def context(self, point: CompressionPoint) -> RankingContext:
         """All cached tokens of a point, on the source's device; StoreError on damage."""
@@ -152,7 +152,7 @@ class ContextSource:
         cached = self._trace_memory.get(("kv", sequence))
         if cached is None:
             cached = self.traces.kv(sequence)
-            self._trace_memory.put(("kv", sequence), cached)
+            self._trace_memory.put(("kv", sequence), cached, _size(*cached))
         keys, values = cached
         return keys, values
 
@@ -162,8 +162,9 @@ class ContextSource:
         if cached is None:
             trace = self.traces.trace(sequence)
             cached, keys = (trace.queries,), trace.keys
-            self._trace_memory.put(("queries", sequence), cached)
-            self._trace_memory.put(("kv", sequence), (trace.keys, trace.values))
+            kv = trace.keys, trace.values
+            self._trace_memory.put(("queries", sequence), cached, _size(*cached))
+            self._trace_memory.put(("kv", sequence), kv, _size(*kv))
         else:
             keys, _ = self._keys_and_values(sequence)
         return cached[0].to(self.device), keys.to(self.device)
@@ -189,7 +190,7 @@ class ContextSource:
                     last = queries[..., max(0, seen - RECENT_QUERIES) : seen, :].cpu().clone()
             importance = parts[0] if len(parts) == 1 else self._label.add(*parts)  # [L, H, N]
             cached = _Labelled(importance.flatten(0, 1), last)
-            self._label_memory.put(point, cached)
+            self._label_memory.put(point, cached, _size(*cached))
         return cached
 
     def _count_seen(self, point: CompressionPoint) -> int:
@@ -204,39 +205,8 @@ class ContextSource:
         return features[..., : point.prefix_length, :].flatten(0, 1)
 
 
-_Item = TypeVar("_Item", bound=tuple[Tensor | None, ...])
-
-
-class _Memory(Generic[_Item]):
-    """Tensors up to a bound; those that were used longest ago are forgotten first."""
-
-    def __init__(self, bound_bytes: int) -> None:
-        self._bound = bound_bytes
-        self.used = 0
-        """Bytes of all that is remembered."""
-        self._items: OrderedDict[Hashable, _Item] = OrderedDict()
-
-    def clear(self) -> None:
-        self._items.clear()
-        self.used = 0
-
-    def get(self, key: Hashable) -> _Item | None:
-        if key in self._items:
-            self._items.move_to_end(key)
-        return self._items.get(key)
-
-    def put(self, key: Hashable, item: _Item) -> None:
-        if key in self._items:
-            return
-        self._items[key] = item
-        self.used += _size(item)
-        while self.used > self._bound and len(self._items) > 1:
-            _, forgotten = self._items.popitem(last=False)
-            self.used -= _size(forgotten)
-
-
-def _size(item: tuple[Tensor | None, ...]) -> int:
-    return sum(tensor.nbytes for tensor in item if tensor is not None)
+def _size(*tensors: Tensor | None) -> int:
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 class StepContexts:
