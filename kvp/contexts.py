@@ -7,20 +7,14 @@ places at position k, then meets every key at its true distance, because rotary 
 differences of positions alone and attention does not see the order of rows. So vLLM, llama.cpp and
 transformers take the file for a prompt of k tokens that they have read before.
 
-What stands in a prompt for these k tokens are *placeholders*: token ids that spell the digest of
-the file and a checksum (`placeholder_ids`). They name one context, an engine's own prefix cache
-keeps contexts apart by them, and ordinary text does not contain them. Imports no transformers.
+In a prompt `kvp.placeholders` stand for these k tokens. Imports no transformers.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, partial
-from itertools import count, islice, takewhile
-from math import isclose
-from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +27,8 @@ from kvp.artifacts.tensors import sealed_safetensors, tensors_digest, write_seal
 from kvp.budgets import Budget
 from kvp.errors import CacheError, UsageError
 from kvp.geometry import Geometry
+from kvp.model_fingerprint import same_buffers
+from kvp.placeholders import DIGEST_BITS, placeholder_ids
 from kvp.ranking import Allocator, WholeBlocks
 from kvp.rope import Rope
 
@@ -42,11 +38,6 @@ SUFFIX = ".context"
 """How names of context files end; the rest of the name is the start of their digest."""
 MULTIPLE = 32
 """Kept tokens are a multiple of it, so that they fill whole blocks of vLLM, also on CPUs."""
-_DIGEST_BITS = 128
-_CHECKED = 8
-"""Placeholders that must fit the checksum before a prompt is taken for one of a context."""
-TURNED = ("default", "linear", "llama3", "yarn")
-"""Kinds of RoPE whose frequencies do not depend on the length of the input."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +155,7 @@ class Context:
     @property
     def name(self) -> str:
         """Name of its file without the suffix: the start of the digest, 32 hexadecimal digits."""
-        return self.digest[: _DIGEST_BITS // 4]
+        return self.digest[: DIGEST_BITS // 4]
 
     def write(self, folder: Path | str) -> Path:
         """Write the file into `folder`, under its name; the path. CacheError where that fails."""
@@ -202,7 +193,7 @@ def pack_context(
         raise UsageError(f"heads keep other multiples of {MULTIPLE}: give compress the allocator")
     blocks = -(-sum(every) // (len(every) * MULTIPLE))  # of the mean head, whole ones
     kept = every[0] if even else blocks * MULTIPLE
-    keys = [rotate_keys(rows, embedding, kept - len(token_ids)) for rows in keys]
+    keys = [embedding.shift(rows, kept - len(token_ids)) for rows in keys]
     if even:
         heads = len(counts[0])
         keys, values = (
@@ -277,107 +268,3 @@ def _facts(path: Path, header: Mapping[str, Any]) -> ContextFacts:
 
 def _digest(facts: ContextFacts, tensors: str) -> str:
     return digest_json({**facts.to_dict(), "tensors": tensors})
-
-
-def can_turn(config: Any) -> bool:  # noqa: ANN401 (transformers' of any model, also in engines)
-    """Whether RoPE turns all keys of a text model by one position, the same way at any length."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    known = rope.get("rope_type", "default" if rope else "none") in TURNED
-    scaled = getattr(config, "attn_temperature_tuning", None)  # by the position, Llama 4
-    rotated = all(getattr(config, "no_rope_layers", None) or ())  # 0 of layers without, SmolLM3
-    return known and rotated and not scaled and "mrope_section" not in rope
-
-
-def same_buffers(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-    """Whether two models compute with the same numbers beside weights, as far as both tell.
-
-    Devices differ in the last bits of frequencies; an engine tells no `buffers`.
-    """
-    there, here = theirs.get("buffers"), ours.get("buffers")
-    one, other = (model.get("frequencies") or [] for model in (theirs, ours))
-    alike = len(one) == len(other)
-    close = not (one and other) or (alike and all(map(partial(isclose, rel_tol=1e-5), one, other)))
-    return close and (None in (there, here) or (there == here and alike))
-
-
-def rope_facts(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a model's `rope_parameters` decides about keys, without what is not set."""
-    given = {name: value for name, value in parameters.items() if value is not None}
-    return {"rope_type": "default", **given}
-
-
-def rotate_keys(keys: Tensor, rope: Rope, by: int) -> Tensor:
-    """Keys [..., D] after RoPE, moved by `by` positions: same dtype, computed in float32.
-
-    `rope.scaling` is part of them already, so they are rotated without it.
-    """
-    plain = Rope(frequencies=rope.frequencies)
-    cosine, sine = plain.rotation(torch.tensor(by, device=keys.device))
-    return plain.rotate(keys.float(), cosine, sine).to(keys.dtype)
-
-
-def norms_digest(weights: Mapping[str, Tensor]) -> str:
-    """Digest of the weights of the layers' norms, by name, rounded to bfloat16.
-
-    Engines merge and cut projections and leave norms as the checkpoint has them, so that a
-    checkpoint's files, transformers' modules and an engine's can be compared.
-    """
-    digest = hashlib.sha256()
-    for name, weight in sorted(weights.items()):
-        digest.update(name.encode())
-        digest.update(weight.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def is_norm(name: str) -> bool:
-    """True of the names that `norms_digest` takes from a model's weights."""
-    return name.endswith("norm.weight")
-
-
-def placeholder_ids(digest: str, count: int, vocabulary: int) -> list[int]:
-    """`count` token ids that name a context: its digest first, then a checksum of it.
-
-    They lie in the middle half of the vocabulary, where no family has special tokens. Raises
-    CacheError for so few that nobody could tell them from ordinary text.
-    """
-    bits, base, span, head = _alphabet(vocabulary)
-    number = int(digest[: _DIGEST_BITS // 4], 16)
-    if count < head + _CHECKED:
-        raise CacheError(f"{count} tokens cannot name a context: keep {head + _CHECKED} or more")
-    ids = [base + (number >> (bits * place)) % (1 << bits) for place in range(head)]
-    return [*ids, *islice(_checks(digest, base, span), count - head)]
-
-
-def read_placeholders(ids: Sequence[int], vocabulary: int) -> tuple[str, int] | None:
-    """The context that a prompt begins with: start of its digest (hex), and its placeholders.
-
-    None where the prompt begins with none. What follows the placeholders may continue the checksum
-    by chance, so a context's own `kept` decides where they end.
-    """
-    bits, base, span, head = _alphabet(vocabulary)
-    digits = [token - base for token in ids[:head]]
-    if len(ids) < head + _CHECKED or not all(0 <= digit < 1 << bits for digit in digits):
-        return None
-    number = sum(digit << (bits * place) for place, digit in enumerate(digits))
-    if number >> _DIGEST_BITS:
-        return None
-    digest = f"{number:0{_DIGEST_BITS // 4}x}"
-    checks = map(eq, ids[head:], _checks(digest, base, span))
-    found = head + len([*takewhile(bool, checks)])
-    return (digest, found) if found >= head + _CHECKED else None
-
-
-def _alphabet(vocabulary: int) -> tuple[int, int, int, int]:
-    """Bits of the digest per id, the first id, how many there are, how many spell a digest."""
-    span = vocabulary // 2
-    bits = span.bit_length() - 1
-    return bits, vocabulary // 4, span, -(-_DIGEST_BITS // bits)
-
-
-def _checks(digest: str, base: int, span: int) -> Iterator[int]:
-    """Ids that follow those of the digest, without end."""
-    for block in count():
-        drawn = hashlib.sha256(f"{digest[: _DIGEST_BITS // 4]}/{block}".encode()).digest()
-        yield from (
-            base + int.from_bytes(drawn[at : at + 4], "big") % span for at in range(0, 32, 4)
-        )

@@ -54,3 +54,12 @@ class Rope:
     def unrotate(self, vectors: Tensor, positions: Tensor) -> Tensor:
         """Undo the embedding of vectors [..., N, D] at positions [..., N]: float32."""
         return self.rotate(vectors.float(), *self.inverse(positions))
+
+    def shift(self, vectors: Tensor, by: int) -> Tensor:
+        """Vectors [..., D] after RoPE, moved by `by` positions: same dtype, computed in float32.
+
+        `scaling` is part of them already, so they are rotated without it.
+        """
+        plain = Rope(frequencies=self.frequencies)
+        cosine, sine = plain.rotation(torch.tensor(by, device=vectors.device))
+        return plain.rotate(vectors.float(), cosine, sine).to(vectors.dtype)

@@ -16,18 +16,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokeniz
 
 from kvp.artifacts.manifest import recorded_name
 from kvp.budgets import Budget, parse_budget
-from kvp.contexts import (
-    MULTIPLE,
-    Context,
-    can_turn,
-    is_norm,
-    kept_rows,
-    norms_digest,
-    pack_context,
-    read_context,
-    rope_facts,
-    whole_blocks,
-)
+from kvp.contexts import MULTIPLE, Context, kept_rows, pack_context, read_context, whole_blocks
 from kvp.errors import ModelError, UsageError
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import RaggedLayer
@@ -39,6 +28,7 @@ from kvp.hf.model_identity import made_by, tokenizer_digest
 from kvp.hf.rotary import rope_of
 from kvp.hf.visibility import EMPTY
 from kvp.messages import Text, check_text, render_chat
+from kvp.model_fingerprint import can_turn, is_norm, norms_digest, rope_facts
 from kvp.ranking import Allocator, Protection, protection_of
 from kvp.scoring import Scorer
 

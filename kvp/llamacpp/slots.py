@@ -24,12 +24,13 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from kvp.artifacts.files import atomic_write_bytes, raising_as
-from kvp.contexts import Context, norms_digest
+from kvp.contexts import Context
 from kvp.engines import LLAMA_CPP, Engine
 from kvp.errors import CacheError
 from kvp.geometry import Geometry
 from kvp.hf.gguf_files import Metadata, read_metadata, same_rope
 from kvp.llamacpp.state import Rows, SequenceState
+from kvp.model_fingerprint import norms_digest
 
 VERSION = 4
 """Version of a slot file: llama.cpp's `LLAMA_STATE_SEQ_VERSION`."""

@@ -47,10 +47,10 @@ from kvp.contexts import (
     pack_context,
     read_context,
     read_facts,
-    read_placeholders,
     whole_blocks,
 )
 from kvp.errors import CacheError, KvpError, UsageError, one_line
+from kvp.placeholders import read_placeholders
 from kvp.ranking import EMPTY_SLOT, Allocator, Protection, Selection
 from kvp.scoring import Scorer, View, score_layers, sizes_of
 from kvp.vllm.backend import HeadPool, Running, Step, set_step

@@ -12,9 +12,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from kvp.contexts import MULTIPLE, can_turn, is_norm, norms_digest, rope_facts, rotate_keys
+from kvp.contexts import MULTIPLE
 from kvp.errors import UsageError
 from kvp.geometry import Geometry, check_geometry
+from kvp.model_fingerprint import can_turn, is_norm, norms_digest, rope_facts
 from kvp.ranking import Allocator
 from kvp.rope import Rope
 from kvp.scoring import Needs, Scorer
@@ -140,7 +141,7 @@ class EngineModel:
         first = {token: at for at, token in reversed(places)}
         start, stop = max(((first[t], at) for at, t in places), key=lambda pair: pair[1] - pair[0])
         early, late = keys[[start, stop]].float().cpu()
-        if (rotate_keys(early, self.rope, stop - start) - late).norm() > 0.05 * late.norm():
+        if (self.rope.shift(early, stop - start) - late).norm() > 0.05 * late.norm():
             raise UsageError("RoPE does not turn this model's keys by halves: kvp cannot move them")
 
 

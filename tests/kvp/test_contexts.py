@@ -1,4 +1,4 @@
-"""Context files: placeholders that name them, the turn of their keys, and what is refused."""
+"""Context files: what they hold, and what is refused."""
 
 import json
 import subprocess
@@ -7,27 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors import safe_open
 
 from kvp.artifacts.tensors import write_safetensors
 from kvp.budgets import parse_budget
-from kvp.contexts import (
-    Context,
-    ContextFacts,
-    kept_rows,
-    placeholder_ids,
-    read_context,
-    read_facts,
-    read_placeholders,
-    rotate_keys,
-)
+from kvp.contexts import Context, ContextFacts, kept_rows, read_context, read_facts
 from kvp.errors import CacheError
-from kvp.rope import Rope
-
-DIGESTS = st.text("0123456789abcdef", min_size=64, max_size=64)
-
+from kvp.placeholders import placeholder_ids
 
 COUNTS = [[32, 64], [96, 32]]
 """224 rows, which two blocks in every layer and head hold."""
@@ -45,38 +31,6 @@ def context(request):
     shapes = [(64, 2, 8)] * 4 if request.param is None else [(96, 8), (128, 8)] * 2
     parts = [torch.randn(shape) for shape in shapes]
     return Context(facts=facts, keys=parts[:2], values=parts[2:], token_ids=torch.arange(128))
-
-
-@given(DIGESTS, st.integers(64, 400), st.integers(200, 300_000), st.lists(st.integers(0, 199)))
-def test_placeholders_spell_their_digest(digest, count, vocabulary, question):
-    ids = placeholder_ids(digest, count, vocabulary)
-    assert len(ids) == count
-    assert vocabulary // 4 <= min(ids) <= max(ids) < vocabulary - vocabulary // 4
-    found = read_placeholders([*ids, *question], vocabulary)
-    assert found[0] == digest[:32]
-    assert count <= found[1] <= count + len(question)
-
-
-@given(st.lists(st.integers(0, 999), max_size=80))
-def test_ordinary_prompts_name_no_context(ids):
-    assert read_placeholders(ids, 1000) is None
-
-
-def test_placeholders_end_where_one_is_changed():
-    ids = placeholder_ids("5" * 64, 64, 1000)
-    assert read_placeholders([*ids[:40], ids[40] ^ 1, *ids[41:]], 1000) == ("5" * 32, 40)
-    assert read_placeholders([ids[0] ^ 1, *ids[1:]], 1000) is None
-
-
-@given(st.integers(-5000, 0), st.integers(0, 5000), st.integers(0, 5000))
-def test_turned_keys_meet_queries_at_their_true_distance(by, key, query):
-    generator = torch.Generator().manual_seed(abs(by))
-    rope = Rope(frequencies=1e4 ** (-torch.arange(0, 16, 2) / 16), scaling=1.3)
-    plain = torch.randn(2, 20, generator=generator)  # four channels do not rotate
-    there = [rope.rotate(each, *rope.rotation(torch.tensor(at)))
-             for each, at in zip(plain, (key, query), strict=True)]  # fmt: skip
-    moved = rope.rotate(plain[1], *rope.rotation(torch.tensor(query + by)))
-    assert float((rotate_keys(there[0], rope, by) @ moved - there[0] @ there[1]).abs()) < 1e-3
 
 
 def test_a_context_comes_back_as_it_was(context, tmp_path):

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvp.rope import Rope
 
@@ -48,3 +50,14 @@ def test_mean_rotation_is_the_mean_of_rotated_vectors(frequencies):
     expected = _turned(np.broadcast_to(vector, (17, 8)), turns).mean(axis=0)
     moved = rope.rotate(torch.tensor(vector).float(), *rope.mean_rotation(40, 17))
     np.testing.assert_allclose(moved.numpy(), expected, atol=1e-5)
+
+
+@given(st.integers(-5000, 0), st.integers(0, 5000), st.integers(0, 5000))
+def test_turned_keys_meet_queries_at_their_true_distance(by, key, query):
+    generator = torch.Generator().manual_seed(abs(by))
+    rope = Rope(frequencies=1e4 ** (-torch.arange(0, 16, 2) / 16), scaling=1.3)
+    plain = torch.randn(2, 20, generator=generator)  # four channels do not rotate
+    there = [rope.rotate(each, *rope.rotation(torch.tensor(at)))
+             for each, at in zip(plain, (key, query), strict=True)]  # fmt: skip
+    moved = rope.rotate(plain[1], *rope.rotation(torch.tensor(query + by)))
+    assert float((rope.shift(there[0], by) @ moved - there[0] @ there[1]).abs()) < 1e-3

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from kvp.contexts import can_turn
 from kvp.errors import CacheError, ModelError, UsageError
 from kvp.hf import evicting, load_model, prefill_and_evict
 from kvp.hf.contexts import compress, context_of, load_context
 from kvp.hf.visibility import EMPTY
+from kvp.model_fingerprint import can_turn
 from kvp.ranking import WholeBlocks
 from policies import load_policy
 from policies.registry import make_allocator, make_scorer

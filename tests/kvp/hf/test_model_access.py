@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from kvp.contexts import same_buffers
 from kvp.errors import ModelError
 from kvp.hf import geometry_of, observe
 from kvp.hf.model_access import known_output_gram, projected_norms, query_projection
 from kvp.hf.model_checks import check_model
 from kvp.hf.model_identity import made_by, weights_digest
 from kvp.hf.rotary import known_frequencies, rope_kept, rope_of
+from kvp.model_fingerprint import same_buffers
 
 ROPES = {
     "partial": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from kvp import load_model
-from kvp.contexts import placeholder_ids, read_context
+from kvp.contexts import read_context
 from kvp.nano import path
+from kvp.placeholders import placeholder_ids
 
 vllm = pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 pytestmark = pytest.mark.vllm

@@ -1,0 +1,60 @@
+"""What a context file says of its model, by which another is told from it: RoPE, buffers, norms."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import partial
+from math import isclose
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TURNED = ("default", "linear", "llama3", "yarn")
+"""Kinds of RoPE whose frequencies do not depend on the length of the input."""
+
+
+def can_turn(config: Any) -> bool:  # noqa: ANN401 (transformers' of any model, also in engines)
+    """Whether RoPE turns all keys of a text model by one position, the same way at any length."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    known = rope.get("rope_type", "default" if rope else "none") in TURNED
+    scaled = getattr(config, "attn_temperature_tuning", None)  # by the position, Llama 4
+    rotated = all(getattr(config, "no_rope_layers", None) or ())  # 0 of layers without, SmolLM3
+    return known and rotated and not scaled and "mrope_section" not in rope
+
+
+def same_buffers(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    """Whether two models compute with the same numbers beside weights, as far as both tell.
+
+    Devices differ in the last bits of frequencies; an engine tells no `buffers`.
+    """
+    there, here = theirs.get("buffers"), ours.get("buffers")
+    one, other = (model.get("frequencies") or [] for model in (theirs, ours))
+    alike = len(one) == len(other)
+    close = not (one and other) or (alike and all(map(partial(isclose, rel_tol=1e-5), one, other)))
+    return close and (None in (there, here) or (there == here and alike))
+
+
+def rope_facts(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a model's `rope_parameters` decides about keys, without what is not set."""
+    given = {name: value for name, value in parameters.items() if value is not None}
+    return {"rope_type": "default", **given}
+
+
+def norms_digest(weights: Mapping[str, Tensor]) -> str:
+    """Digest of the weights of the layers' norms, by name, rounded to bfloat16.
+
+    Engines merge and cut projections and leave norms as the checkpoint has them, so that a
+    checkpoint's files, transformers' modules and an engine's can be compared.
+    """
+    digest = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        digest.update(name.encode())
+        digest.update(weight.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def is_norm(name: str) -> bool:
+    """True of the names that `norms_digest` takes from a model's weights."""
+    return name.endswith("norm.weight")
