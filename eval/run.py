@@ -59,8 +59,8 @@ from kvp.hf.attention import kvp_attention_set
 from kvp.hf.model_access import unwrap_model
 from kvp.hf.model_checks import check_model
 from kvp.hf.model_identity import another_model, model_identity, name_of, weights_digest
+from kvp.names import DtypeName
 from kvp.program.ray_workers import do_with_ray
-from kvp.program.settings import DtypeName
 from kvp.progress import phase, say
 
 

@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import raising_as
@@ -47,6 +48,8 @@ NANO, SMOLLM2, SMOLLM2_KV, QWEN, QWEN_1_5B = POLICIES = (
     "qwen2.5-coder-1.5b-instruct",
 )  # fmt: skip
 """Bundled policies; the last three read keys and values, and no queries."""
+DtypeName = Literal["float32", "bfloat16", "float16"]
+"""Values of --dtype: what a model computes in."""
 MODEL_FILE, POLICY_FILE = "config.json", "policy.json"
 """What a folder of either holds."""
 NEEDS_POLICIES = (

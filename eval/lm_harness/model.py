@@ -33,7 +33,7 @@ from kvp.hf.model_checks import check_model
 from kvp.hf.model_identity import warn_of_another_model, weights_digest
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.hf.shrink import gather
-from kvp.program.settings import DtypeName
+from kvp.names import DtypeName
 from kvp.progress import say
 from kvp.scoring import Needs
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr
 from io import StringIO
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import torch
 from transformers import (
@@ -34,10 +34,12 @@ from kvp.hf.attention import ATTENTION
 from kvp.hf.model_checks import check_model, check_weights
 from kvp.hf.model_config import check_config, geometry_of
 from kvp.hub import folder_meant
-from kvp.names import MODEL_FILE, NANO, check_model_name
+from kvp.names import MODEL_FILE, NANO, DtypeName, check_model_name
 from kvp.plugins import require
-from kvp.program.settings import DtypeName, ModelConfig
 from kvp.progress import phase, quiet_logs
+
+if TYPE_CHECKING:
+    from kvp.program.settings import ModelConfig
 
 _Loaded = TypeVar("_Loaded")
 

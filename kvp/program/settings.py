@@ -17,10 +17,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from kvp.artifacts.addresses import is_address
 from kvp.errors import UsageError
-from kvp.names import check_model_name, split_list
+from kvp.names import DtypeName, check_model_name, split_list
 from kvp.ranks import Rank, rank_of
-
-DtypeName = Literal["float32", "bfloat16", "float16"]
 
 Bounds = Mapping[str, float]
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
