@@ -7,15 +7,19 @@ Calls of the model from any other context are refused while a block is open.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial, wraps
+from types import MethodType
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from kvp.errors import UsageError
+from kvp.hf.attention import Undo, kvp_attention_set, share_change
 from kvp.hf.cache import EvictingCache
 
 
@@ -75,3 +79,41 @@ def refuse_inside_block(model: PreTrainedModel) -> None:
     here = _innermost(model)
     if here is not None and here.block is not None:
         raise UsageError("this model is already inside an evicting(...) block: leave it first")
+
+
+@share_change
+def install_dispatch(model: PreTrainedModel) -> Undo:
+    """Set kvp's attention, and send calls of the model to the block of their context."""
+    own, base, undo = vars(model), model.base_model, ExitStack()
+    undo.enter_context(kvp_attention_set(model))
+    names = ("forward", "generate", "init_continuous_batching", "_get_candidate_generator")
+    undo.callback(own.update, {name: own[name] for name in names if name in own})
+    methods = {name: _dispatching_method(name, getattr(model, name), model) for name in names}
+    for name, method in methods.items():
+        own[name] = MethodType(method, model)
+        undo.callback(own.pop, name, None)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def refuse(module: torch.nn.Module, _: object) -> None:
+        if module is base is not model and block_call(model) is not None:
+            raise UsageError(
+                "inside evicting(...) call the model itself: its base model evicts nothing"
+            )
+
+    undo.callback(base.register_forward_pre_hook(refuse).remove)
+    return undo.close
+
+
+def _dispatching_method(name: str, method: Callable[..., Any], model: PreTrainedModel) -> Any:  # noqa: ANN401
+    """A replacement of `method` that calls the open block; deep copies bind it to the copy."""
+
+    @wraps(getattr(type(model), name))
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator, no-untyped-call]
+    def call(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        run = method if self is model else partial(getattr(type(self), name), self)
+        here = block_call(self)
+        if here is not None:
+            run = partial(getattr(here.block, name), run, here)
+        return run(*args, **kwargs)
+
+    return call

@@ -18,8 +18,6 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
-from types import MethodType
 from typing import Any, NoReturn
 from weakref import ref
 
@@ -30,9 +28,9 @@ from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokeniz
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
 from kvp.geometry import check_geometry
-from kvp.hf.attention import QueryRecorder, Undo, kvp_attention_set, share_change
+from kvp.hf.attention import QueryRecorder
 from kvp.hf.cache import EvictingCache, PromptState
-from kvp.hf.calls import OPEN, Call, block_call, calling, refuse_inside_block
+from kvp.hf.calls import OPEN, Call, calling, install_dispatch, refuse_inside_block
 from kvp.hf.hidden_states import HiddenRecorder
 from kvp.hf.kept import Kept
 from kvp.hf.model_access import unwrap_model
@@ -167,44 +165,6 @@ def _prepare_rule(
     return model, rule
 
 
-@share_change
-def _install_dispatch(model: PreTrainedModel) -> Undo:
-    """Set kvp's attention, and send calls of the model to the block of their context."""
-    own, base, undo = vars(model), model.base_model, ExitStack()
-    undo.enter_context(kvp_attention_set(model))
-    names = ("forward", "generate", "init_continuous_batching", "_get_candidate_generator")
-    undo.callback(own.update, {name: own[name] for name in names if name in own})
-    methods = {name: _dispatching_method(name, getattr(model, name), model) for name in names}
-    for name, method in methods.items():
-        own[name] = MethodType(method, model)
-        undo.callback(own.pop, name, None)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def refuse(module: torch.nn.Module, _: object) -> None:
-        if module is base is not model and block_call(model) is not None:
-            raise UsageError(
-                "inside evicting(...) call the model itself: its base model evicts nothing"
-            )
-
-    undo.callback(base.register_forward_pre_hook(refuse).remove)
-    return undo.close
-
-
-def _dispatching_method(name: str, method: Callable[..., Any], model: PreTrainedModel) -> Any:  # noqa: ANN401
-    """A replacement of `method` that calls the open block; deep copies bind it to the copy."""
-
-    @wraps(getattr(type(model), name))
-    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator, no-untyped-call]
-    def call(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        run = method if self is model else partial(getattr(type(self), name), self)
-        here = block_call(self)
-        if here is not None:
-            run = partial(getattr(here.block, name), run, here)
-        return run(*args, **kwargs)
-
-    return call
-
-
 @dataclass(kw_only=True)
 class _Pass:
     """What the eviction after a forward pass has to know of it."""
@@ -238,7 +198,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         kept = Kept(budget=self.rule.budget)
         self._kept = ref(kept)  # so that a cache which nobody asks about is freed as ever
         self._open = ExitStack()
-        self._open.enter_context(_install_dispatch(self.model))
+        self._open.enter_context(install_dispatch(self.model))
         call = self._open.enter_context(calling(self.model, self))
         OPEN.append(call)
         self._open.callback(OPEN.remove, call)
@@ -256,7 +216,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
             raise UsageError("inside evicting(...) pass input_ids, not inputs_embeds")
         fed = kwargs.get("input_ids")
         step = None if fed is None else self._begin(call, kwargs, fed)
-        with _install_dispatch(self.model), calling(self.model):  # a method's passes are left alone
+        with install_dispatch(self.model), calling(self.model):  # a method's passes are left alone
             if step is None:
                 return run(**kwargs)  # which says what is missing
             try:
@@ -272,7 +232,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         """`generate(...)`, of which `kept` tells the answer's cache alone."""
         given = {**dict(zip(("inputs",), args, strict=False)), **kwargs}
         stop = self._prompt_end(given)
-        with _install_dispatch(self.model), calling(self.model, self, stop=stop):
+        with install_dispatch(self.model), calling(self.model, self, stop=stop):
             return run(*args, **kwargs)
 
     def _prompt_end(self, given: dict[str, Any]) -> int:
