@@ -26,7 +26,7 @@ from kvp.data.task import Sample
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, Prefill, observe, prefill
 from kvp.hf.decoding import decode_greedily, end_tokens, next_logits
-from kvp.hf.shrink import all_tokens, choose, gather
+from kvp.hf.shrink import Choice, all_tokens, choose, gather
 from kvp.ops.future_attention import future_attention
 from kvp.plugins import user_errors
 from kvp.ranking import EMPTY_SLOT
@@ -296,7 +296,7 @@ def select_tokens(
     for same in by_ranking.values():
         scorer = same[0].scorer
         assert scorer is not None, "the full cache keeps everything"
-        choices = [(one.tokens(tokens), one.protection, one.allocator_object) for one in same]
+        choices = [Choice(one.tokens(tokens), one.protection, one.allocator_object) for one in same]
         for number, (kept,) in choose(start, scorer, choices, future):
             yield same[number], kept
 

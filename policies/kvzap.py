@@ -104,9 +104,9 @@ def _layers(
     maps = {"0.": (hidden, width), "2.": (heads, hidden)} if hidden else {"": (heads, width)}
     names = [[f"layers.{layer}.{part}" for part in maps] for layer in range(count or 0)]
     shapes: dict[str, tuple[Any, ...]] = {}
-    for of_layer in names:
-        for name, shape in zip(of_layer, maps.values(), strict=True):
+    for parts in names:
+        for name, shape in zip(parts, maps.values(), strict=True):
             shapes |= {f"{name}weight": shape, f"{name}bias": shape[:1]}
     if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != shapes:
         raise PolicyError(f"{folder / WEIGHTS} does not hold the tensors that {CONFIG} describes")
-    return [[(tensors[f"{n}weight"], tensors[f"{n}bias"]) for n in of_layer] for of_layer in names]
+    return [[(tensors[f"{n}weight"], tensors[f"{n}bias"]) for n in parts] for parts in names]

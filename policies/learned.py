@@ -136,8 +136,8 @@ class LearnedScorer:
         """
         batch, heads, seen, width = view.keys.shape
         tokens = seen - view.fed_again
-        of_layer = range(self.geometry.kv_heads)[view.heads]
-        expected, layers = (len(of_layer), self.geometry.head_dim), self.geometry.model_layers
+        layer_heads = range(self.geometry.kv_heads)[view.heads]
+        expected, layers = (len(layer_heads), self.geometry.head_dim), self.geometry.model_layers
         if (heads, width) != expected or view.layer not in layers:
             raise PolicyError(
                 f"policy {self.label} was trained for {self.geometry}, "
@@ -146,14 +146,14 @@ class LearnedScorer:
         if view.layer == layers[0]:
             self._warn_of_length(tokens)
         self.rankers.to(view.keys.device)
-        first = layers.index(view.layer) * self.geometry.kv_heads + of_layer.start
+        first = layers.index(view.layer) * self.geometry.kv_heads + layer_heads.start
         of_policy = slice(first, first + heads)
         keys = view.keys[:, :, :tokens].transpose(0, 1).reshape(heads, batch * tokens, width)
         values = view.values[:, :, :tokens].transpose(0, 1).reshape(heads, batch * tokens, width)
         again = view.positions.ndim == 3  # the heads hold different tokens, with gaps
-        of_heads = view.head_positions
-        positions = of_heads[..., :tokens].transpose(0, 1).reshape(-1, batch * tokens)
-        cached = of_heads[..., -1:] + 1 - view.fed_again  # the length rankers are trained with
+        head_positions = view.head_positions
+        positions = head_positions[..., :tokens].transpose(0, 1).reshape(-1, batch * tokens)
+        cached = head_positions[..., -1:] + 1 - view.fed_again  # length rankers are trained with
         length = cached.expand(-1, -1, tokens).transpose(0, 1).reshape(-1, batch * tokens)
         recent = None  # [H, B * N, features] of the last queries' attention, where they are read
         if self.rankers.spec.reads_queries:

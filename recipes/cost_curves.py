@@ -17,7 +17,7 @@ import torch
 from eval.methods import build_methods
 from kvp.errors import StoreError, UsageError
 from kvp.hf import Prefill
-from kvp.hf.scorer_inputs import needs_scorer_inputs
+from kvp.hf.scorer_inputs import whole_prompt_input
 from kvp.metrics import attention_lost, grid_budgets, lost_importance, skill
 from kvp.names import split_list
 from kvp.ops.future_attention import future_attention
@@ -99,7 +99,7 @@ def main() -> None:
     given = parser.parse_args()
     methods = build_methods(split_list(given.methods), policies=split_list(given.policies))
     scorers = {method.method: method.scorer for method in methods if method.scorer}
-    if more := [name for name, scorer in scorers.items() if needs_scorer_inputs(scorer.needs)]:
+    if more := [name for name, scorer in scorers.items() if whole_prompt_input(scorer.needs)]:
         raise UsageError(f"--methods {','.join(more)}: traces do not hold what they read")
     rows = measure(TraceReader(given.traces), scorers, given.sequences)
     print(summary(rows).round(3).to_csv(), end="")

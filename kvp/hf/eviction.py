@@ -138,30 +138,33 @@ def _prepare_rule(
     """The model inside its wrappers, and the rule, when both fit together; warns as `evicting`."""
     model = unwrap_model(model)
     refuse_inside_block(model)
-    ranks = as_scorer(instance_of(scorer, f"scorer {getattr(scorer, '__name__', 'scorer')}"))
-    splits: Any = instance_of(allocator, f"allocator {getattr(allocator, '__name__', 'allocator')}")
-    if not isinstance(ranks, Scorer):
+    made_scorer = as_scorer(instance_of(scorer, f"scorer {getattr(scorer, '__name__', 'scorer')}"))
+    made_allocator: Any = instance_of(
+        allocator, f"allocator {getattr(allocator, '__name__', 'allocator')}"
+    )
+    if not isinstance(made_scorer, Scorer):
         raise UsageError(f"{scorer!r} is no scorer: pass make_scorer(...) or load_policy(...)")
-    if splits is not None and not hasattr(splits, "allocate"):
+    if made_allocator is not None and not hasattr(made_allocator, "allocate"):
         raise UsageError(f"{allocator!r} is no allocator: pass make_allocator(...)")
-    if ranks.needs.future:
-        raise UsageError(f"method {ranks.name} needs the future: it only runs on observed traces")
-    if tokenizer is None and reads_text(ranks.needs):
+    needs, method = made_scorer.needs, f"method {made_scorer.name}"
+    if needs.future:
+        raise UsageError(f"{method} needs the future: it only runs on observed traces")
+    if tokenizer is None and reads_text(needs):
         raise UsageError(
-            f"method {ranks.name} reads or repeats the prompt's text: pass tokenizer=, the second "
+            f"{method} reads or repeats the prompt's text: pass tokenizer=, the second "
             "thing that load_model returns"
         )
     rule = EvictionRule(
-        scorer=ranks,
+        scorer=made_scorer,
         budget=parse_budget(budget),
         protection=protection_of(protection),
-        allocator=splits,
+        allocator=made_allocator,
     )
     with calling(model):  # left alone, also where another thread is in a block
         check_model(model)
-        check_inputs(model, [ranks])
-    check_geometry(ranks, geometry_of(model.config), splits)
-    warn_of_another_model(model, ranks)
+        check_inputs(model, [made_scorer])
+    check_geometry(made_scorer, geometry_of(model.config), made_allocator)
+    warn_of_another_model(model, made_scorer)
     return model, rule
 
 
@@ -249,7 +252,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         if not isinstance(cache, Cache) or not cache.get_seq_length():
             EvictingCache().columns(mask, rows, tokens)
             return tokens
-        cache = self._evicting(cache)
+        cache = self._adopt_cache(cache)
         stop = int(cache.get_seq_length()) + tokens
         if mask is not None and mask.shape[-1] == stop:
             return stop  # the new tokens alone
@@ -286,7 +289,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         cache.check_rows(rows)
         seen = cache.get_seq_length()
         real = cache.columns(kwargs.get("attention_mask"), rows, tokens).to(fed.device)
-        self._place(kwargs, real, seen)
+        self._set_mask_and_positions(kwargs, real, seen)
         kwargs |= {"past_key_values": cache, "use_cache": True}
         if seen and real.shape[1] == call.stop and not bool(real[:, -1].all()):
             raise UsageError(RIGHT_PADDED)
@@ -296,11 +299,11 @@ class EvictingBlock(AbstractContextManager[Kept]):
             kept.cache = cache
         is_prompt = tokens > 1 or not seen or (call.cache is cache and seen < call.stop)
         step = _Pass(fed=fed, cache=cache, real=real, is_prompt=is_prompt)
-        self._watch(step, seen)
+        self._record_needs(step, seen)
         cache.begun_at = seen
         return step
 
-    def _watch(self, step: _Pass, seen: int) -> None:
+    def _record_needs(self, step: _Pass, seen: int) -> None:
         """Record what the scorer reads of a pass after `seen` tokens."""
         cache, needs = step.cache, self.rule.scorer.needs
         if not seen:
@@ -320,7 +323,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         else:  # those of another block go on
             cache.recorder.window = needs.queries
 
-    def _place(self, kwargs: dict[str, Any], real: Tensor, seen: int) -> None:
+    def _set_mask_and_positions(self, kwargs: dict[str, Any], real: Tensor, seen: int) -> None:
         """Give a pass its mask and positions, by one rule for all that call the model.
 
         `real` is as of `_Pass`. Raises UsageError where the positions given are others.
@@ -353,14 +356,14 @@ class EvictingBlock(AbstractContextManager[Kept]):
                 )
         if not self._option(kwargs, "use_cache"):
             raise UsageError("evicting needs a cache: call the model with use_cache=True")
-        return EvictingCache.of(config) if cache is None else self._evicting(cache)
+        return EvictingCache.of(config) if cache is None else self._adopt_cache(cache)
 
     def _option(self, kwargs: dict[str, Any], name: str) -> Any:  # noqa: ANN401
         """What a call says, or else the model's configuration."""
         config = self.model.config.get_text_config(decoder=True)
         return getattr(config, name, None) if kwargs.get(name) is None else kwargs[name]
 
-    def _evicting(self, cache: Any) -> EvictingCache:  # noqa: ANN401
+    def _adopt_cache(self, cache: Any) -> EvictingCache:  # noqa: ANN401
         """`cache` itself, made an evicting one where it is empty."""
         if isinstance(cache, EvictingCache):
             return cache

@@ -31,7 +31,7 @@ from kvp.hf.decoding import next_logits
 from kvp.hf.hidden_states import HiddenRecord, HiddenRecorder
 from kvp.hf.model_access import unwrap_model
 from kvp.hf.model_checks import check_mode
-from kvp.hf.scorer_inputs import ScorerInputs, needs_scorer_inputs
+from kvp.hf.scorer_inputs import ScorerInputs, whole_prompt_input
 from kvp.scoring import ALL_QUERIES, Needs, View
 
 
@@ -104,19 +104,19 @@ class Prefill:
         """Yield the view of every layer for a scorer with `needs` that keeps `budget` tokens.
 
         `future` is per layer [B, H, N] float32 importance, for `needs.future`; tokens that are fed
-        again have none (0 in the view). What `needs_scorer_inputs` names comes from `inputs`.
+        again have none (0 in the view). What `whole_prompt_input` names comes from `inputs`.
         Raises ValueError when fewer queries were recorded than the scorer reads; otherwise as
         `ScorerInputs.for_needs`.
         """
         extras: list[dict[str, Any]] = [{}] * len(self.keys)
-        if needs_scorer_inputs(needs):
+        if whole_prompt_input(needs):
             assert self.inputs is not None
             extras = self.inputs.for_needs(needs)
         layers = range(len(self.keys)) if self.layers is None else self.layers
         asked = needs.question and self.question_tokens
         future = future if needs.future else None
         if future is not None and self.fed_again:
-            future = [F.pad(of_layer, (0, self.fed_again)) for of_layer in future]
+            future = [F.pad(importance, (0, self.fed_again)) for importance in future]
         for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             batch, _, tokens, _ = keys.shape
             yield View(

@@ -37,7 +37,7 @@ _PROMPT_NEEDS = {
 """Fields of `Needs` that only a prompt that is read at once can serve, and what they read."""
 
 
-def needs_scorer_inputs(needs: Needs) -> str:
+def whole_prompt_input(needs: Needs) -> str:
     """What a scorer with `needs` reads that only a `ScorerInputs` can serve; "" for nothing."""
     nothing, read = Needs(), _PROMPT_NEEDS.items()
     asked = (what for name, what in read if getattr(needs, name) != getattr(nothing, name))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +26,7 @@ from kvp.budgets import Budget
 from kvp.errors import UsageError
 from kvp.hf.cache import EvictingCache
 from kvp.hf.prefill import Prefill, split_batch
-from kvp.hf.scorer_inputs import needs_scorer_inputs
+from kvp.hf.scorer_inputs import whole_prompt_input
 from kvp.hf.visibility import EMPTY
 from kvp.plugins import warn_caller
 from kvp.ranking import EMPTY_SLOT, Allocator, Pooling, Protection, Selection, check_budget
@@ -92,7 +93,7 @@ def shrink(
         budget = budgets[batch.start]
         chosen = [all_tokens(part)] * part.keys[0].shape[0]
         if rule.allocator is not None or budget < part.tokens:
-            choice = budget, rule.protection, rule.allocator
+            choice = Choice(budget, rule.protection, rule.allocator)
             ((_, chosen),) = choose(part, rule.scorer, [choice])
         for tokens in chosen:
             kept.append(torch.where(tokens == EMPTY_SLOT, tokens, tokens + pad))
@@ -106,8 +107,12 @@ def shrink(
             cache.layers[index] = untouched
 
 
-Choice = tuple[int, Protection, Allocator | None]
-"""Tokens per KV head, those that come before all others, and what splits them over the heads."""
+class Choice(NamedTuple):
+    """How many tokens each KV head keeps of a prompt, and which come first."""
+
+    budget: int
+    protection: Protection
+    allocator: Allocator | None = None
 
 
 @torch.no_grad()
@@ -123,7 +128,7 @@ def choose(
     of `Prefill.views`. Raises UsageError as `score_layers` and `Selection.tokens`.
     """
     sizes = sizes_of(scorer)
-    for budgets in group_budgets(scorer.needs, sorted({budget for budget, *_ in choices})):
+    for budgets in group_budgets(scorer.needs, sorted({choice.budget for choice in choices})):
         views = list(prefill.views(scorer.needs, budgets[0], future=future))
         scores = score_layers(scorer, views)
         device = scores[0].device  # layers may lie on several devices
@@ -167,7 +172,7 @@ def _stack_prompts(prompts: Sequence[Tensor]) -> Tensor:
 
 def check_repeatable(rule: EvictionRule) -> None:
     """Raise UsageError for a rule that cannot be applied to a cache that has been shrunk."""
-    if what := needs_scorer_inputs(rule.scorer.needs):
+    if what := whole_prompt_input(rule.scorer.needs):
         raise UsageError(
             f"method {rule.scorer.name} reads {what}: it can evict once, right after a prompt "
             "that is read at once, not while decoding, in chunks or in further turns"
@@ -187,13 +192,13 @@ def shrink_again(
     stored = [(index, *layer.slots, layer.positions) for index, layer in cache.stored.items()]
     kept = []
     for entry, (budget, prompt) in enumerate(zip(budgets, prompts, strict=True)):
-        of_entry: list[Tensor | None] = [None] * len(stored)
+        entry_queries: list[Tensor | None] = [None] * len(stored)
         if queries:  # [Q, W, D] of each layer, without those of padding
             ours = [layer[entry] for layer in queries]
-            of_entry = [layer[:, ~layer[0, :, 0].isnan()] for layer in ours]
+            entry_queries = [layer[:, ~layer[0, :, 0].isnan()] for layer in ours]
         layers = [
             _Layer(index, keys[entry], values[entry], places[entry], recorded)
-            for (index, keys, values, places), recorded in zip(stored, of_entry, strict=True)
+            for (index, keys, values, places), recorded in zip(stored, entry_queries, strict=True)
         ]
         kept.append(_slots_kept(layers, rule, budget, prompt))
     chosen = [_stack_prompts([slots[number] for slots in kept]) for number in range(len(stored))]
@@ -233,7 +238,7 @@ class _Layer:
         With it the heads that it shows, and the slots [h, N] int64 where its scores belong.
         """
         slots = self.slots
-        together = len({len(of_head) for of_head in slots}) == 1
+        together = len({len(head_slots) for head_slots in slots}) == 1
         size = len(slots) if together else 1
         group = 0 if self.queries is None else len(self.queries) // len(slots)
         for head in range(0, len(slots), size):
@@ -244,8 +249,8 @@ class _Layer:
             wide = taken[..., None].expand(-1, -1, self.keys.shape[-1])
             queries = None
             if window and self.queries is not None:
-                of_heads = self.queries[head * group : (head + size) * group]
-                queries = of_heads[None, :, max(of_heads.shape[1] - window, 0) :]
+                head_queries = self.queries[head * group : (head + size) * group]
+                queries = head_queries[None, :, max(head_queries.shape[1] - window, 0) :]
             view = View(
                 layer=self.index,
                 heads=heads,
@@ -285,23 +290,23 @@ def _slots_kept(
                 f"{rule.allocator.name}, or read the prompt again"
             )
     slots = [layer.slots for layer in layers]
-    width = max(len(of_head) for of_layer in slots for of_head in of_layer)
-    orders = [_arrange_slots(of_layer, width, rule.protection) for of_layer in slots]  # [H, width]
+    width = max(len(head_slots) for layer_slots in slots for head_slots in layer_slots)
+    orders = [_arrange_slots(layer_slots, width, rule.protection) for layer_slots in slots]
     queries = layers[0].queries
     nothing_new = queries is not None and not queries.shape[1]  # a piece of padding alone
     if nothing_new or (rule.allocator is None and width <= budget):
-        return [_in_front(order) for order in orders]
+        return [_sort_slots(order) for order in orders]
     scores = [
         torch.full(layer.positions.shape, -torch.inf, device=layer.keys.device) for layer in layers
     ]
     parts = [
-        (of_layer, *part)
-        for layer, of_layer in zip(layers, scores, strict=True)
+        (layer_scores, *part)
+        for layer, layer_scores in zip(layers, scores, strict=True)
         for part in layer.views(rule.scorer.needs, budget, prompt)
     ]
     scored = _score_views(rule.scorer, [view for *_, view in parts], len(layers))
-    for (of_layer, heads, places, _), of_part in zip(parts, scored, strict=True):
-        of_layer[heads] = of_layer[heads].scatter(1, places, of_part[0])
+    for (layer_scores, heads, places, _), part_scores in zip(parts, scored, strict=True):
+        layer_scores[heads] = layer_scores[heads].scatter(1, places, part_scores[0])
     device = scores[0].device  # layers may lie on several devices
     arranged = [
         _take_slots(layer, order, -torch.inf).to(device)
@@ -310,7 +315,7 @@ def _slots_kept(
     selection = Selection(torch.stack(arranged), rule.protection, sizes_of(rule.scorer))
     tokens = selection.tokens(min(budget, width), rule.allocator)
     return [
-        _in_front(_take_slots(order, chosen.to(order.device), EMPTY_SLOT))
+        _sort_slots(_take_slots(order, chosen.to(order.device), EMPTY_SLOT))
         for order, chosen in zip(orders, tokens, strict=True)
     ]
 
@@ -332,10 +337,10 @@ def _arrange_slots(slots: Sequence[Tensor], width: int, protection: Protection) 
     So the first and the last places are the tokens that `protection` means.
     """
     places = torch.full((len(slots), width), EMPTY_SLOT, device=slots[0].device)
-    for head, of_head in enumerate(slots):
-        sinks = min(protection.sinks, len(of_head))
-        places[head, :sinks] = of_head[:sinks]
-        places[head, width - (len(of_head) - sinks) :] = of_head[sinks:]
+    for head, head_slots in enumerate(slots):
+        sinks = min(protection.sinks, len(head_slots))
+        places[head, :sinks] = head_slots[:sinks]
+        places[head, width - (len(head_slots) - sinks) :] = head_slots[sinks:]
     return places
 
 
@@ -344,7 +349,7 @@ def _take_slots(tensor: Tensor, indices: Tensor, empty: float) -> Tensor:
     return tensor.gather(1, indices.clamp_min(0)).masked_fill(indices == EMPTY_SLOT, empty)
 
 
-def _in_front(slots: Tensor) -> Tensor:
+def _sort_slots(slots: Tensor) -> Tensor:
     """Slots [H, n] ascending, those that are `EMPTY_SLOT` last."""
     last = torch.iinfo(slots.dtype).max
     ordered = slots.masked_fill(slots == EMPTY_SLOT, last).sort(dim=-1).values

@@ -35,8 +35,8 @@ class WindowKVAllocator(BaseAllocator):
         layers, budget = request.scores.shape[0], request.budget
         gamma = self.group if isinstance(self.group, int) else layers_per_group(layers, AUTO_GROUP)
         groups = -(-layers // gamma)
-        of_layer = torch.arange(layers) // gamma
+        group_of_layer = torch.arange(layers) // gamma
         top = float(budget)
         if groups > 1:
             top = min(budget * (gamma if self.rule == "code" else 1) / self.divisor, top)
-        return exact_counts(line(2 * budget - top, top, groups)[of_layer], request)
+        return exact_counts(line(2 * budget - top, top, groups)[group_of_layer], request)

@@ -34,7 +34,7 @@ from kvp.data.tasks import build_samples, find_task
 from kvp.hf.attention import kvp_attention_set
 from kvp.hf.contexts import context_of, load_context
 from kvp.hf.prefill import prefill
-from kvp.hf.shrink import choose, gather
+from kvp.hf.shrink import Choice, choose, gather
 from kvp.names import split_list
 from kvp.ranking import Protection
 from kvp.vllm.plugin import configured_method
@@ -97,7 +97,9 @@ class Both:
         scorer, allocator = configured_method(method)
         protection, feed = Protection(), torch.tensor([list(ids)])
         counts = [kept_rows(parse_budget(b), len(ids), least=protection.tokens) for b in budgets]
-        choices = [(kept, protection, whole_blocks(allocator, kept, len(ids))) for kept in counts]
+        choices = [
+            Choice(kept, protection, whole_blocks(allocator, kept, len(ids))) for kept in counts
+        ]
         with kvp_attention_set(self.model):
             seen = prefill(self.model, feed, scorer.needs, tokenizer=self.tokenizer)
         made = {}

@@ -99,9 +99,9 @@ def means_by_layer(held_out: HeldOut, geometry: Geometry, heads: range) -> dict[
     skill, kept = held_out.skill.nan_to_num(0.0).cpu(), 1 - held_out.lost[CHARTED_BUDGET].cpu()
     means = {"held_out/skill": skill.mean(), "held_out/worst_head": skill.min()}
     for layer in dict.fromkeys(layers):
-        of_layer = torch.tensor([other == layer for other in layers])
+        in_layer = torch.tensor([other == layer for other in layers])
         for name, values in (("skill", skill), ("kept", kept)):
-            means[f"{name}_by_layer/{layer.zfill(2)}"] = values[of_layer].mean()
+            means[f"{name}_by_layer/{layer.zfill(2)}"] = values[in_layer].mean()
     return means
 
 
