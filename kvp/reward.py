@@ -93,8 +93,8 @@ def skill_reward(importance: Tensor, cost: Tensor) -> Tensor:
     """(random - cost) / (random - ideal): 1 is perfect, 0 as good as chance; ours, bounded above.
 
     `cost` [...] is one of `all_budgets_cost` or a mean of them. Where all tokens are equally
-    important there is nothing to learn, and every ranking gets 0. The metric, `kvp.metrics.skill`,
-    takes a protection, and is NaN for heads without signal.
+    important there is nothing to learn, and every ranking gets 0. The metric,
+    `kvp.ranking_metrics.skill`, takes a protection, and is NaN for heads without signal.
     """
     chance = random_cost(importance)
     span = chance - ideal_cost(importance)

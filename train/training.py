@@ -27,8 +27,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from kvp.artifacts.files import naming
 from kvp.errors import UsageError
-from kvp.metrics import has_signal
 from kvp.progress import Progress, phase
+from kvp.ranking_metrics import has_signal
 from kvp.store import SequenceRecord
 from policies.ranker import HeadRankers
 from train.data.compression_points import drawn_points, noise_seed

@@ -1,4 +1,4 @@
-"""Validate rankers on held-out contexts: greedy rankings, no noise, the numbers of `kvp.metrics`.
+"""Validate rankers on held-out contexts: greedy rankings, no noise, `kvp.ranking_metrics`.
 
 Attention lost is measured with the protected tokens first, which count inside every budget; skill,
 as the reward, with none protected.
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from kvp.budgets import parse_budgets
 from kvp.geometry import Geometry
-from kvp.metrics import attention_lost, grid_budgets, lost_importance, skill
 from kvp.ranking import UNPROTECTED, Protection
+from kvp.ranking_metrics import attention_lost, grid_budgets, lost_importance, skill
 from kvp.scoring import View, group_budgets, score_layers
 from policies.ranker import HeadRankers
 from policies.registry import SCORERS

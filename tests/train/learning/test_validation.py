@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kvp.geometry import Geometry
-from kvp.metrics import grid_budgets
+from kvp.ranking_metrics import grid_budgets
 from kvp.scoring import View
 from policies.ranker import HeadRankers, RankerSpec
 from policies.registry import SCORERS

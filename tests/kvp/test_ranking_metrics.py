@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kvp.metrics import attention_lost, grid_budgets, has_signal, lost_importance, skill
 from kvp.ranking import UNPROTECTED, Protection
+from kvp.ranking_metrics import attention_lost, grid_budgets, has_signal, lost_importance, skill
 
 PROTECTIONS = [UNPROTECTED, Protection(), Protection(sinks=0, recents=3)]
 
