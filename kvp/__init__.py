@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kvp.errors import UsageError, did_you_mean, in_python
-from kvp.plugins import import_own
+from kvp.own_packages import import_own
 from kvp.version import __version__ as __version__
 
 if TYPE_CHECKING:

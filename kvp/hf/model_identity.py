@@ -17,7 +17,7 @@ from kvp.errors import ModelError
 from kvp.hf.model_config import geometry_of
 from kvp.hf.rotary import rope_kept, rotary_of
 from kvp.names import NANO
-from kvp.plugins import warn_caller
+from kvp.own_packages import warn_caller
 from kvp.scoring import Scorer
 
 

@@ -28,7 +28,7 @@ from kvp.hf.cache import EvictingCache
 from kvp.hf.prefill import Prefill, split_batch
 from kvp.hf.scorer_inputs import whole_prompt_input
 from kvp.hf.visibility import EMPTY
-from kvp.plugins import warn_caller
+from kvp.own_packages import warn_caller
 from kvp.ranking import EMPTY_SLOT, Allocator, Pooling, Protection, Selection, check_budget
 from kvp.scoring import (
     ALL_QUERIES,

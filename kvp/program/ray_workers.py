@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 
 from kvp.artifacts.addresses import is_address
 from kvp.errors import KvpError, UsageError, first_line
-from kvp.plugins import prefer_own_packages, require
+from kvp.own_packages import prefer_own_packages
+from kvp.plugins import require
 from kvp.program.settings import WorkersConfig
 from kvp.progress import phase, say
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from kvp.errors import UsageError, did_you_mean
-from kvp.plugins import import_own, prefer_own_packages
+from kvp.own_packages import import_own, prefer_own_packages
 from kvp.program.command_line import parse
 from kvp.program.exit_codes import call_program
 from kvp.version import __version__

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvp import load_model, plugins
+from kvp import load_model, own_packages, plugins
 from kvp.artifacts.addresses import place, size_of
 from kvp.data.metrics import rouge_scorer
 from kvp.errors import KvpError, UsageError
@@ -45,7 +45,7 @@ def modules(tmp_path, monkeypatch):
     ],
 )
 def test_the_extra_of_a_missing_package_is_named(extra, begin, use, monkeypatch):
-    assert f"\n{extra} = [" in (plugins.ROOT / "pyproject.toml").read_text()
+    assert f"\n{extra} = [" in (own_packages.ROOT / "pyproject.toml").read_text()
     monkeypatch.setattr(plugins, "find_spec", lambda _: None)
     with pytest.raises(KvpError) as refusal:
         use()
