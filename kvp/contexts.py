@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kvp.artifacts.files import digest_json, raising_as
 from kvp.artifacts.manifest import Format
-from kvp.artifacts.tensors import sealed_safetensors, tensors_digest, write_sealed_safetensors
+from kvp.artifacts.tensors import open_sealed_safetensors, tensors_digest, write_sealed_safetensors
 from kvp.budgets import Budget
 from kvp.errors import CacheError, UsageError
 from kvp.geometry import Geometry
@@ -253,7 +253,7 @@ def read_context(path: Path, most: float = float("inf")) -> Context:
         return Context(facts=facts, keys=keys, values=values, **tensors)  # with token_ids
 
 
-_opened = partial(sealed_safetensors, error=CacheError, kind=FORMAT, writer="kvp compress")
+_opened = partial(open_sealed_safetensors, error=CacheError, kind=FORMAT, writer="kvp compress")
 
 
 def _facts(path: Path, header: Mapping[str, Any]) -> ContextFacts:

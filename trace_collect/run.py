@@ -27,7 +27,7 @@ from kvp.hf.trace import Recorded, check_reach, collect_all, default_batch_size
 from kvp.program.ray_workers import do_with_ray
 from kvp.progress import Progress, phase
 from kvp.store import StorePlan, Trace, TraceWriter, planned_bytes
-from kvp.store.metadata import STORE, committed
+from kvp.store.metadata import STORE, list_committed
 from trace_collect.config import CollectConfig
 
 COMPRESSED = {"float32": 0.9, "float16": 0.7, "bfloat16": 0.7}
@@ -52,7 +52,7 @@ def run(config: CollectConfig) -> None:
     out, total = place(config.out), len(prompts)
     missing = total
     if config.out and check_folder(out, STORE, identity_of(config, prompts, tokenizer, None)):
-        missing -= len(committed(out))
+        missing -= len(list_committed(out))
     if config.dry_run:
         announce(config, model_config, prompts, total, tokenizer)
         print("dry run: nothing was written")
@@ -61,11 +61,11 @@ def run(config: CollectConfig) -> None:
         needed = announce(config, model_config, prompts, missing, tokenizer)
         check_disk(out, needed)
     if config.engine == "ray" and missing:
-        with Progress("collecting", total, completed=total - missing) as progress:
-            do_with_ray(run, config, config.device, lambda: progress.update(len(committed(out))))
+        with Progress("collecting", total, completed=total - missing) as bar:
+            do_with_ray(run, config, config.device, lambda: bar.update(len(list_committed(out))))
     else:
         _collect(config, prompts)
-    if (there := len(committed(out))) < total:
+    if (there := len(list_committed(out))) < total:
         print(f"{out}: {there} of {total} sequences; the others are for other ranks")
         return
     print(f"{out}: {there} sequences, {decimal(sum(size for _, size in files_below(out)))}")

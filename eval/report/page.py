@@ -33,7 +33,7 @@ from eval.results.records import policy_groups, results_folder
 from eval.results.sentences import findings, sentences, smallest_budgets
 from eval.results.settings import MethodSetting, budget_order, sort_families
 from kvp.artifacts.addresses import is_address
-from kvp.artifacts.files import atomic_write_bytes, refuse_others
+from kvp.artifacts.files import atomic_write_bytes, refuse_foreign_file
 from kvp.artifacts.manifest import shown_text
 from kvp.errors import UsageError
 from kvp.progress import Progress
@@ -230,7 +230,7 @@ def run(config: ReportConfig) -> None:
     folder = results_folder(config.results)
     out = Path(config.out) if config.out else folder / "report.html"
     png = Path(config.png) if config.png else None
-    refuse_others(out, GENERATOR, "kvp report")
+    refuse_foreign_file(out, GENERATOR, "kvp report")
     results = load_results(folder)
     whole = PageData(results)
     page = render(whole).encode("utf-8", "backslashreplace")

@@ -165,7 +165,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         """
         marker = self.existing_marker = self._kind.read_marker(self.path)
         if marker and (different := self._kind.differences(marker, identity)):
-            raise self._kind.error(_others(self.path, different))
+            raise self._kind.error(_refusal_message(self.path, different))
 
     @property
     def local(self) -> Path:
@@ -244,11 +244,11 @@ def check_folder(
                 f"--out {path} is not empty and not a {kind.noun} ({stray}); name another"
             )
     if different := kind.differences(marker, identity):
-        raise kind.error(_others(path, different))
+        raise kind.error(_refusal_message(path, different))
     return marker
 
 
-def _others(path: Place, different: list[str]) -> str:
+def _refusal_message(path: Place, different: list[str]) -> str:
     return (
         f"--out {path} was begun with other settings ({'; '.join(different[:3])}); "
         "repeat those to continue it, or name a new folder"

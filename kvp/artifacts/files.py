@@ -70,7 +70,7 @@ def _digest(plain: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def sealed(content: Mapping[str, Any], key: str = SEAL, digits: int = 64) -> dict[str, Any]:
+def seal_json(content: Mapping[str, Any], key: str = SEAL, digits: int = 64) -> dict[str, Any]:
     """A JSON object with its own digest, or the first digits of it, under `key`."""
     assert key not in content, "already sealed"
     return {**content, key: digest_json(content)[:digits]}
@@ -206,7 +206,7 @@ def atomic_write_bytes(path: Place, content: bytes, *, new: bool = False) -> boo
     return False
 
 
-def refuse_others(out: Path, mark: str, program: str) -> None:
+def refuse_foreign_file(out: Path, mark: str, program: str) -> None:
     """Raise UsageError where there is a file without the `mark` that `program` begins one with."""
     if out.is_file() and mark.encode() not in out.read_bytes()[:8192]:
         raise UsageError(
@@ -283,5 +283,5 @@ class JsonLines:
         with raising_as(self.path, ResultsError, refused):
             if self.check is not None:
                 self.check(plain)
-            text = json.dumps(sealed(plain, CHECKSUM, _DIGITS), ensure_ascii=False)
+            text = json.dumps(seal_json(plain, CHECKSUM, _DIGITS), ensure_ascii=False)
             return text.encode() + b"\n"

@@ -27,7 +27,7 @@ from kvp.artifacts.files import (
     parse_json,
     raising_as,
     read_checked,
-    sealed,
+    seal_json,
     unseal,
 )
 from kvp.errors import KvpError, StoreError
@@ -57,7 +57,7 @@ def read_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]
 
 def write_sealed_json(path: Place, content: Mapping[str, Any], *, new: bool = False) -> bool:
     """`atomic_write_bytes` of a sealed JSON object."""
-    text = json.dumps(sealed(content), indent=1, allow_nan=False) + "\n"
+    text = json.dumps(seal_json(content), indent=1, allow_nan=False) + "\n"
     return atomic_write_bytes(path, text.encode(), new=new)
 
 
@@ -147,7 +147,7 @@ def run_manifest(config: Mapping[str, Any], *, seed: int, **facts: object) -> di
         "kvp": __version__,
         "python": sys.version.partition(" ")[0],
         "packages": packages,
-        "command": [Path(sys.argv[0]).name, *map(_typed, sys.argv[1:])],
+        "command": [Path(sys.argv[0]).name, *map(_shorten_argument, sys.argv[1:])],
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -178,7 +178,7 @@ def shown_text(recorded: str | Sequence[str]) -> str:
     return _NOT_SHOWN.sub("", text)
 
 
-def _typed(argument: str) -> str:
+def _shorten_argument(argument: str) -> str:
     """An argument as it was typed; of paths out of the working folder the last part."""
     outside = any(part.startswith(("/", "~", "..")) for part in _PATHS.findall(argument))
     return str(portable(argument)) if outside else argument

@@ -20,7 +20,7 @@ from kvp.artifacts.files import (
     parse_json,
     raising_as,
     read_checked,
-    sealed,
+    seal_json,
     unseal,
 )
 from kvp.artifacts.manifest import Format
@@ -60,11 +60,11 @@ def write_sealed_safetensors(
     path: Place, tensors: Mapping[str, Tensor], content: Mapping[str, Any]
 ) -> None:
     """`write_safetensors` with a sealed JSON object in the header."""
-    write_safetensors(path, tensors, {_HEADER: json.dumps(sealed(content))})
+    write_safetensors(path, tensors, {_HEADER: json.dumps(seal_json(content))})
 
 
 @contextmanager
-def sealed_safetensors(
+def open_sealed_safetensors(
     path: Path, error: type[KvpError], kind: Format, writer: str
 ) -> Iterator[tuple[dict[str, Any], int, Callable[[], dict[str, Tensor]]]]:
     """What `writer` said by `write_sealed_safetensors`, bytes of its tensors, and what reads them.

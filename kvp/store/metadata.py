@@ -133,7 +133,7 @@ def load_records(
         return [*threads.map(load, indices)]
 
 
-def committed(store: Place) -> list[int]:
+def list_committed(store: Place) -> list[int]:
     """Indices of the committed sequences, ascending; files of other names are not records."""
     names = (name for name, _ in files_below(store / SEQUENCES))
     return sorted(

@@ -13,7 +13,7 @@ from kvp.artifacts.addresses import Place, place
 from kvp.artifacts.tensors import read_safetensors
 from kvp.errors import StoreError
 from kvp.geometry import Geometry
-from kvp.store.metadata import OUTPUT, committed, load_metadata, load_records, record_path
+from kvp.store.metadata import OUTPUT, list_committed, load_metadata, load_records, record_path
 from kvp.store.schema import SequenceRecord, Trace, label_array
 from kvp.store.shards import read_chunks, shard_path
 
@@ -33,7 +33,7 @@ class TraceReader:
         self._records: dict[int, SequenceRecord] = {}
 
     def __repr__(self) -> str:
-        count = f"{len(committed(self.path))} of {self.plan.sequences} sequences"
+        count = f"{len(list_committed(self.path))} of {self.plan.sequences} sequences"
         return f"TraceReader({str(self.path)!r}: {count}, {self.geometry})"
 
     @property
@@ -44,11 +44,11 @@ class TraceReader:
     @property
     def complete(self) -> bool:
         """Whether every planned sequence is committed."""
-        return len(committed(self.path)) == self.plan.sequences
+        return len(list_committed(self.path)) == self.plan.sequences
 
     def records(self, split: str | None = None) -> tuple[SequenceRecord, ...]:
         """Committed sequences, by index, of one split if given; StoreError names a damaged one."""
-        there = committed(self.path)
+        there = list_committed(self.path)
         unknown = [index for index in there if index not in self._records]
         loaded = load_records(self.path, self.manifest, self.plan, unknown)
         self._records.update(zip(unknown, loaded, strict=True))

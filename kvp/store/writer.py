@@ -73,7 +73,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
 
     def missing(self) -> list[int]:
         """Planned sequences not yet committed, ascending; StoreError names a damaged record."""
-        present = set(metadata.committed(self.path))
+        present = set(metadata.list_committed(self.path))
         metadata.load_records(self.path, self._manifest, self.plan, sorted(present))
         return [index for index in range(self.plan.sequences) if index not in present]
 
@@ -84,13 +84,13 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         already is left as it is. Raises StoreError where a number is not finite, OSError where the
         disk refuses (full, read-only), ValueError where the trace does not fit the store's plan.
         """
-        tensors = self._checked(trace)
+        tensors = self._check_trace(trace)
         index = trace.record.index
         if metadata.record_path(self.path, index).exists():
             return
         shards = {}
         for array, tensor in tensors.items():
-            shard = encoded_shard(self.plan, array, index, _padded(tensor, self.plan, array))
+            shard = encoded_shard(self.plan, array, index, _pad_tensor(tensor, self.plan, array))
             atomic_write_bytes(shard_path(self.path, array, index), shard)
             shards[array] = checksums(shard, self.plan)
         content = {"record": trace.record.to_dict(), "store": self._owner, "shards": shards}
@@ -115,7 +115,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
     def __exit__(self, *error: object) -> None:
         self._folder.__exit__(*error)
 
-    def _checked(self, trace: Trace) -> dict[str, Tensor]:
+    def _check_trace(self, trace: Trace) -> dict[str, Tensor]:
         record, plan = trace.record, self.plan
         labels = {label_array(name): label for name, label in trace.labels.items()}
         tensors = {"q": trace.queries, "k": trace.keys, "v": trace.values, **labels}
@@ -139,7 +139,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         return tensors
 
 
-def _padded(tensor: Tensor, plan: StorePlan, array: str) -> np.ndarray[Any, Any]:
+def _pad_tensor(tensor: Tensor, plan: StorePlan, array: str) -> np.ndarray[Any, Any]:
     """Padded to the store's length with zeros, as the stored numpy dtype, bits untouched."""
     dtype, numpy_dtype = DTYPES[plan.dtype_of(array)]
     bits = tensor.detach().cpu()
