@@ -72,8 +72,8 @@ class ContextFacts:
     ) -> None:  # fmt: skip
         """Raise CacheError, in one line, where another model than this one made the context.
 
-        Engines know no digest of `weights`: only those that both sides know are compared. `norms`
-        are wherever this model's are known.
+        Engines know no digest of `weights`, so it is compared only where both sides have it.
+        `norms` are compared where this model's are known.
         """
         made = f"this context was made by {self.model['id']}"
         size, here = map(Geometry.from_dict, (self.geometry, geometry))

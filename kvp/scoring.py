@@ -165,7 +165,7 @@ class Scorer(Protocol):
 
 
 def as_scorer(thing: object) -> object:
-    """The same object; one that scores and has no `needs` is given those of nothing."""
+    """The object itself. One with `score` and no `needs` gets `Needs()`, which asks for nothing."""
     if hasattr(thing, "score") and not hasattr(thing, "needs"):
         with suppress(AttributeError, TypeError):  # an object that takes no attribute
             object.__setattr__(thing, "needs", Needs())  # also of a frozen dataclass

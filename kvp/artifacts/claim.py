@@ -188,8 +188,8 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             copy_files(self.local, self.path, names)
 
     def release(self) -> None:
-        """Let other writers in; safe to call twice. A folder made for nothing goes, and with the
-        last writer what killed ones left half-written.
+        """Let other writers in; safe to call twice. Removes the folders that it made if they are
+        empty; the last writer also deletes half-written files of killed ones.
         """
         if self._copy is not None:
             rmtree(self._copy, ignore_errors=True)

@@ -127,7 +127,7 @@ def is_partial(name: str) -> bool:
 
 
 def check_claims(path: Place) -> None:
-    """Raise the error of a folder above `path` that is no more the one that was claimed."""
+    """Raise the kind's error where a claimed folder above `path` was deleted, moved or replaced."""
     for claim in filter(None, map(CLAIMED.get, getattr(path, "parents", ()))):
         claim.check()
 
@@ -240,7 +240,7 @@ class JsonLines:
 
     path: Place
     check: Callable[[Record], object] | None = None
-    """What it raises on is neither written nor read: ResultsError."""
+    """Raises where a record is wrong; such a record is neither written nor read (ResultsError)."""
 
     def __iter__(self) -> Iterator[Record]:
         return (record for _, record in self.numbered())

@@ -67,10 +67,11 @@ def write_sealed_safetensors(
 def open_sealed_safetensors(
     path: Path, error: type[KvpError], kind: Format, writer: str
 ) -> Iterator[tuple[dict[str, Any], int, Callable[[], dict[str, Tensor]]]]:
-    """What `writer` said by `write_sealed_safetensors`, bytes of its tensors, and what reads them.
+    """Open what `writer` made by `write_sealed_safetensors`.
 
-    The file is read behind its header, and never mapped. Raises `error`, naming the file, where it
-    is missing, damaged, a link, of others or of another version, and for all that the block raises.
+    Yields its sealed object, the number of bytes of its tensors, and a function that reads them;
+    the file is never mapped. Raises `error`, naming the file, where it is missing, damaged, a link,
+    of others or of another version, and for all that the block raises.
     """
     with raising_as(path, error, done="read"):
         if path.exists() and (path.is_symlink() or not path.is_file()):

@@ -26,7 +26,7 @@ T = TypeVar("T")
 CHARACTERS = 40
 """More characters than a token has on average: a text with more of them for each is too long."""
 CHANGED = sys.maxsize
-"""What a prompt counts as whose text the chat template changes."""
+"""Count that stands for a prompt whose text the chat template changes."""
 _STEPS = 4
 """Steps of `find_largest` whose size the last one's cost suggests, before they double at least."""
 

@@ -30,7 +30,7 @@ class Call:
     model: PreTrainedModel | None
     """None after its end, also in copies of the context that live on."""
     block: Any = None
-    """Where calls of the model go; None where they are left alone, as those of a method are."""
+    """Block that handles the model's calls; None where they run unchanged, as a method's own do."""
     stop: int = 0
     """Tokens that the cache of a `generate` call has seen when its prompt has been read, else 0."""
     cache: EvictingCache | None = None

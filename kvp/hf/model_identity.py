@@ -111,10 +111,10 @@ def warn_of_another_model(model: PreTrainedModel, scorer: Scorer) -> None:
 def another_model(model: PreTrainedModel, recorded: object) -> str | None:
     """What `recorded`, a `model_identity`, and `model` are called where they are two models.
 
-    Two are those whose names and weights both differ: a copy under another path, or the same model
-    in another dtype, is not another. Every edition of the bundled model is called `nano`, so there
-    the weights decide. A record may name a `base_model`, of which its own is a quantised copy.
-    None without a record of weights.
+    They count as two models where both name and weights differ; a copy under another path, or the
+    same model in another dtype, is not another. Every edition of the bundled model is called
+    `nano`, so there the weights decide. A record may name a `base_model`, of which its own is a
+    quantised copy. None without a record of weights.
     """
     if not isinstance(recorded, Mapping) or not recorded.get("weights"):
         return None
