@@ -86,14 +86,9 @@ def compress(
 
 
 def context_of(
-    cache: EvictingCache,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    token_ids: Sequence[int],
-    *,
-    policy: str,
-    budget: str,
-) -> Context:
+    cache: EvictingCache, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
+    token_ids: Sequence[int], *, policy: str, budget: str,
+) -> Context:  # fmt: skip
     """The context that `cache`, made by `model` from `token_ids`, holds for engines.
 
     Raises UsageError where the cache has another number of tokens, several rows, or heads whose

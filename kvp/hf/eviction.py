@@ -128,13 +128,10 @@ def evicting(
 
 
 def _prepare_rule(
-    model: PreTrainedModel,
-    scorer: str | Scorer | type[Scorer],
-    budget: int | str | Budget,
-    protection: Protection | str | None,
-    allocator: str | Allocator | type[Allocator] | None,
+    model: PreTrainedModel, scorer: str | Scorer | type[Scorer], budget: int | str | Budget,
+    protection: Protection | str | None, allocator: str | Allocator | type[Allocator] | None,
     tokenizer: PreTrainedTokenizerBase | None,
-) -> tuple[PreTrainedModel, EvictionRule]:
+) -> tuple[PreTrainedModel, EvictionRule]:  # fmt: skip
     """The model inside its wrappers, and the rule, when both fit together; warns as `evicting`."""
     model = unwrap_model(model)
     refuse_inside_block(model)
@@ -155,11 +152,9 @@ def _prepare_rule(
             "thing that load_model returns"
         )
     rule = EvictionRule(
-        scorer=made_scorer,
-        budget=parse_budget(budget),
-        protection=protection_of(protection),
-        allocator=made_allocator,
-    )
+        scorer=made_scorer, allocator=made_allocator,
+        budget=parse_budget(budget), protection=protection_of(protection),
+    )  # fmt: skip
     with calling(model):  # left alone, also where another thread is in a block
         check_model(model)
         check_inputs(model, [made_scorer])

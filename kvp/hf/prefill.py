@@ -120,17 +120,12 @@ class Prefill:
         for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             batch, _, tokens, _ = keys.shape
             yield View(
-                layer=layers[index],
-                keys=keys,
-                values=values,
+                layer=layers[index], keys=keys, values=values, budget=budget,
                 positions=torch.arange(tokens, device=keys.device).expand(batch, tokens),
-                budget=budget,
-                fed_again=self.fed_again,
+                queries=self._recent_queries(index, needs), fed_again=self.fed_again,
                 question_tokens=self.question_tokens + self.fed_again if asked else 0,
-                queries=self._recent_queries(index, needs),
-                future=None if future is None else future[index],
-                **extras[index],
-            )
+                future=None if future is None else future[index], **extras[index],
+            )  # fmt: skip
 
     def _recent_queries(self, layer: int, needs: Needs) -> Tensor | None:
         """[B, Q, W, D]: the last queries of a layer that a scorer with `needs` reads."""
@@ -221,14 +216,9 @@ def recorded_hidden(needs: Iterable[Needs]) -> tuple[int, ...]:
 
 
 def split_batch(
-    seen: Prefill,
-    padding: Sequence[int],
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    *,
-    one_by_one: bool = False,
-) -> list[tuple[slice, Prefill]]:
+    seen: Prefill, padding: Sequence[int], model: PreTrainedModel, input_ids: Tensor,
+    tokenizer: PreTrainedTokenizerBase | None = None, *, one_by_one: bool = False,
+) -> list[tuple[slice, Prefill]]:  # fmt: skip
     """Split a prefilled batch into parts of the batch without padding, each with its inputs.
 
     `padding` are the columns of left padding of each prompt, `input_ids` [B, N] includes them. One

@@ -72,16 +72,11 @@ class ScorerInputs:
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        token_ids: Tensor,
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
-        *,
-        hidden: HiddenRecord | None = None,
+        self, model: PreTrainedModel, token_ids: Tensor, keys: Sequence[Tensor],
+        values: Sequence[Tensor], *, hidden: HiddenRecord | None = None,
         untouched: Mapping[int, UntouchedLayer] | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Hold on to a prefill; nothing is computed yet.
 
         `token_ids` [B, N] int64 are the cached tokens, at positions 0..N-1 and without padding;
@@ -162,11 +157,9 @@ class ScorerInputs:
                 fed = self._ids[:, : max(1, round(spec.beginning * self.tokens))]
             else:
                 embedding: Any = self._model.get_input_embeddings()
+                vocabulary, tokenizer = len(embedding.weight), self._tokenizer
                 fed = noise_input(
-                    spec.tokens,
-                    spec.seed,
-                    vocabulary=len(embedding.weight),
-                    tokenizer=self._tokenizer,
+                    spec.tokens, spec.seed, vocabulary=vocabulary, tokenizer=tokenizer
                 ).expand(len(self._keys[0]), -1)
             ids = fed.to(self._keys[0].device)
             self._signals[spec] = tuple(self._pass(ids, slice(0, self.tokens)))

@@ -57,15 +57,10 @@ class EvictionRule:
 
 
 def shrink(
-    model: PreTrainedModel,
-    seen: Prefill,
-    rule: EvictionRule,
-    *,
-    padding: Sequence[int],
-    input_ids: Tensor,
+    model: PreTrainedModel, seen: Prefill, rule: EvictionRule, *,
+    padding: Sequence[int], input_ids: Tensor, budgets: Sequence[int],
     tokenizer: PreTrainedTokenizerBase | None = None,
-    budgets: Sequence[int],
-) -> None:
+) -> None:  # fmt: skip
     """Shrink `seen.cache` in place; a cache of which everything stays is left as it is.
 
     `padding` are the columns of left padding of each prompt; `input_ids` [B, T] int64 include them.
@@ -252,15 +247,10 @@ class _Layer:
                 head_queries = self.queries[head * group : (head + size) * group]
                 queries = head_queries[None, :, max(head_queries.shape[1] - window, 0) :]
             view = View(
-                layer=self.index,
-                heads=heads,
-                keys=self.keys[heads].gather(1, wide)[None],
+                layer=self.index, heads=heads, positions=positions[None], queries=queries,
+                keys=self.keys[heads].gather(1, wide)[None], budget=budget, prompt_tokens=prompt,
                 values=self.values[heads].gather(1, wide)[None],
-                positions=positions[None],
-                budget=budget,
-                queries=queries,
-                prompt_tokens=prompt,
-            )
+            )  # fmt: skip
             yield heads, taken, view
 
 

@@ -48,11 +48,9 @@ STORE = FolderKind(
 
 
 def create_metadata(
-    folder: OutputFolder,
-    plan: StorePlan,
-    manifest: Mapping[str, Any],
+    folder: OutputFolder, plan: StorePlan, manifest: Mapping[str, Any],
     output_gram: Tensor | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Create the manifest, which makes the directory a store, and the arrays (no data).
 
     Where there is a manifest of the same run, of another worker or a writer that was killed, what
