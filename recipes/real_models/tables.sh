@@ -37,7 +37,7 @@ for table in "$@"; do
   case $table in
     length-2048) lengths 2048 3 "$TEN" 6.25%,12.5%,25%,50% ;;
     length-4096 | length-8192 | length-16384) lengths "${table#length-}" 2 "$TEN" 6.25%,12.5%,25% ;;
-    half-4096) LENGTHS=full,kvp,kvp+global lengths "${table#half-}" 2 "$TEN" 50% ;;
+    half-4096 | half-8192 | half-16384) LENGTHS=full,kvp,kvp+global lengths "${table#half-}" 2 "$TEN" 50% ;;
     length-32640) LENGTHS=full,kvp,kvp+global,streaming_llm,keydiff,$ONCE \
       lengths 32640 1 niah_single_2,niah_multikey_1,niah_multivalue,niah_multiquery,vt,fwe 6.25%,12.5%,25% ;;    # all that the model reads, with an answer
     tune-4096) free 4096 --seed 5 --split validation --measure perplexity --prompts 1 --tasks "$TEN" --budgets 6.25%,12.5%,25% \
