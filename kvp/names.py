@@ -36,7 +36,9 @@ LEARNED, FULL, ALL_NULLS, TUNED = OTHER_METHODS = ("kvp", "full", "nulls", "tune
 """Names before a colon or alone that mean no single scorer: the policies of `--policies`, no
 eviction, all scorers that score nothing, and a file of kvp tune."""
 
-TOKEN_INPUTS = ("key", "value", "position", "distance")
+PAPER_INPUTS = ("key", "value", "position")
+"""Inputs of the paper's ranker: its position table knows nothing of the end of the cache."""
+TOKEN_INPUTS = (*PAPER_INPUTS, "distance")
 """Inputs of a learned ranker that need no query; distance is that to the end of the cache."""
 INPUTS = (*TOKEN_INPUTS, "recent")
 """Inputs of a ranker, in its network's order; recent is what the last queries attend to."""

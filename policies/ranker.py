@@ -28,13 +28,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kvp.names import INPUTS, TOKEN_INPUTS
+from kvp.names import INPUTS, PAPER_INPUTS, TOKEN_INPUTS
 from kvp.ops.attention import recent_attention
 from kvp.rope import Rope
 
 ARCHITECTURES = ("fourier", "paper")
-PAPER_INPUTS = ("key", "value", "position")
-"""Inputs of the paper's ranker: its position table knows nothing of the end of the cache."""
 _SHORTEST_WAVELENGTH = 4.0
 RECENT_QUERIES = 32
 """Queries that are read; fewer where fewer tokens have been seen."""

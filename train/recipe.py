@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from kvp.errors import UsageError
-from kvp.names import INPUTS, TOKEN_INPUTS, split_list
+from kvp.names import INPUTS, PAPER_INPUTS, TOKEN_INPUTS, split_list
 from kvp.plugins import Registry
 from kvp.program.settings import Bounds, Group
 
@@ -198,7 +198,7 @@ class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettin
             raise UsageError(f"--inputs must be some of {','.join(INPUTS)}, got {self.inputs!r}")
         if self.architecture == "paper":
             chosen = {
-                "inputs": inputs != TOKEN_INPUTS,
+                "inputs": inputs not in (PAPER_INPUTS, TOKEN_INPUTS),
                 "key_frame": self.key_frame != "stored",
                 "neighbours": self.neighbours > 0,
                 "reach": self.reach > 0,
@@ -230,7 +230,7 @@ PAPER = replace(
     FOURIER,
     architecture="paper",
     hidden=256,
-    inputs=",".join(TOKEN_INPUTS),
+    inputs=",".join(PAPER_INPUTS),
     key_frame="stored",
     reach=0,
     objective="rloo",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -21,8 +22,12 @@ from typing import Any
 
 import pandas as pd
 import torch
-import vllm
-from vllm.config import KVTransferConfig
+
+try:
+    import vllm
+    from vllm.config import KVTransferConfig
+except ImportError:
+    sys.exit("ruler_on_vllm.py needs vllm: README, Serve it, has the commands")
 
 from eval.results.stats import Interval, Scores, bootstrap_mean, paired_difference
 from kvp import load_model

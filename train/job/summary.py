@@ -119,6 +119,7 @@ def print_end(job: Job) -> None:
             given |= {"tasks": ",".join(tasks), "length": str(data["length"])}
         elif Path(str(data.get("name"))).is_file():
             given |= {"tasks": "data", "data": data["name"], "length": str(data["length"])}
+        given |= {"prompts": "10", "methods": "full,kvp,kvp+global,keydiff,nulls"}
         given["out"] = f"{job.target.place}-results"
         flags = (f"--{flag} {shlex.quote(value)}" for flag, value in given.items())
         print(f"next: kvp eval {' '.join(flags)}")
