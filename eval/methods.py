@@ -189,13 +189,14 @@ def _refuse_unnamed(settings: TunedSettings, text: str, given: Iterable[Given]) 
     texts = [one for one in given if isinstance(one, str) and _tuned_path(one) is None]
     named = {side.partition("(")[0] for one in texts for side in split_method(one) if side}
     for chosen in (entry.chosen for entry in settings.methods):
-        sides = (chosen.scorer, {*SCORERS, LEARNED}), (chosen.allocator, ALLOCATORS)
-        for side, own in sides:
+        of_scorer = "--methods", chosen.scorer, {*SCORERS, LEARNED}, f",{text}"
+        of_allocator = "--allocators", chosen.allocator, ALLOCATORS, ""
+        for flag, side, own, more in (of_scorer, of_allocator):
             name = side.partition("(")[0]
             if parse(side, "method").name not in own and name not in named:
                 raise UsageError(
                     f"--methods {text} names {name}, which is not kvp's own: nothing is imported "
-                    f"because a file says so; if you trust it, name it: --methods {name},{text}"
+                    f"because a file says so; if you trust it, name it: {flag} {name}{more}"
                 )
 
 

@@ -31,12 +31,15 @@ class Scored:
     scorer: str
     """Specification of the scorer; `kvp` for policies."""
     variant: str
-    """As in `MethodSetting`, like the next two fields."""
+    """As in `MethodSetting`, like `allocator_name` and `protected`."""
     allocator: str
+    """Specification of the allocator."""
     protected: bool
     score: float
     """Mean over budgets of the mean over tasks: 0 to 1, or minus nats per token of replies."""
     interval: tuple[float, float]
+    allocator_name: str | None = None
+    """None in files of earlier versions, which knew none but kvp's own: `allocator`."""
 
     @property
     def label(self) -> str:
@@ -60,9 +63,10 @@ class Tuned:
 
     def chose(self, setting: MethodSetting) -> bool:
         """Whether `setting`, that of a report, is the chosen one."""
-        names = ("variant", "allocator", "protected")
-        same = all(getattr(self.chosen, name) == getattr(setting, name) for name in names)
-        return same and self.method == setting.method
+        chosen = self.chosen
+        names = self.method, chosen.variant, chosen.allocator_name or chosen.allocator
+        same = names == (setting.method, setting.variant, setting.allocator)
+        return same and chosen.protected == setting.protected
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,8 +69,8 @@ def _search(config: TuneConfig, spec: str, allocator_spec: str | None) -> Search
         runs = [registered_method(spec, config.seed)]
     requested = spec if allocator_spec is None else f"{spec}+{allocator_spec}"
     specs = config.evaluation.allocator_list if allocator_spec is None else (allocator_spec,)
-    allocators = tuple({made.name: made for made in map(make_allocator, specs)}.values())
-    if any(map(sizes_itself, allocators)):
+    allocators = {text: make_allocator(text) for text in specs}
+    if any(map(sizes_itself, allocators.values())):
         raise UsageError(
             f"--methods {requested} with {' or '.join(specs)}: what ignores the budget is not "
             "tuned; leave it out"
@@ -83,9 +83,10 @@ def _search(config: TuneConfig, spec: str, allocator_spec: str | None) -> Search
         if not written.options and preset is None:
             published = [method_of(scorer.build(name, {})) for name in scorer.presets]
     grid: Grid = scorer.grid if isinstance(scorer, Component) else {}
+    first = next(iter(allocators.values()))
     start = [
         allocated.at(None, UNPROTECTED if protected else None)
-        for allocated in (with_allocator(one, allocators[0]) for one in (runs[0], *published))
+        for allocated in (with_allocator(one, first) for one in (runs[0], *published))
         for protected in PROTECTIONS[config.protection]
     ]
     return Search(
@@ -178,7 +179,8 @@ class Tuning:
         bounds = None if self.prepared.prompts[0].forced else (0, 1)
         interval = bootstrap_mean(scores, bounds=bounds)
         return Scored(
-            scorer=search.spec(method), variant=method.variant, allocator=method.allocator,
+            scorer=search.spec(method), variant=method.variant,
+            allocator=search.allocator_spec(method), allocator_name=method.allocator,
             protected=method.protected, score=interval.mean,
             interval=(interval.low, interval.high),
         )  # fmt: skip
@@ -204,8 +206,8 @@ def run(config: TuneConfig) -> TunedSettings:
     """Run kvp tune; raises KvpError on anything the user can mend."""
     subjects = subjects_of(config)
     methods = [  # with every allocator: to check, and to digest the files they come from
-        with_allocator(method, allocator.name)
-        for subject in subjects for method in subject.runs for allocator in subject.allocators
+        with_allocator(method, allocator)
+        for one in subjects for method in one.runs for allocator in one.allocators.values()
     ]  # fmt: skip
     evaluation = config.evaluation
     phase("preparing prompts")

@@ -14,7 +14,7 @@ when all settings are used up, the search goes on beyond it, with at most as man
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter
@@ -25,7 +25,7 @@ from eval.results.tuned_settings import Scored, Tuned
 from kvp.errors import UsageError
 from kvp.ranking import Allocator
 from policies.base import Component, Grid
-from policies.registry import FROM_OUTSIDE, SCORERS
+from policies.registry import ALLOCATORS, FROM_OUTSIDE, SCORERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,8 @@ class Search:
     start: tuple[Method, ...]
     """Default and presets, with and without protection as far as both are searched."""
     options: Grid
-    allocators: tuple[Allocator, ...]
+    allocators: Mapping[str, Allocator]
+    """By their specifications."""
     allocator_options: bool
     tokens: int
     """Tokens of the longest prompt: no number is doubled to more."""
@@ -67,13 +68,24 @@ class Search:
         assert isinstance(method.scorer, Component)  # no other scorer has settings
         return f"{written.name}:{written.argument}({method.scorer.changes})"
 
+    def allocator_spec(self, method: Method) -> str:
+        """Specification of a setting's allocator, for `--methods`."""
+        made = method.allocator_object
+        if made is None or type(made) in ALLOCATORS.values():
+            return method.allocator
+        for text, one in self.allocators.items():
+            if one.name == made.name:
+                return text
+        kind = next(text for text, one in self.allocators.items() if type(one) is type(made))
+        return f"{kind.partition('(')[0]}({getattr(made, 'changes', '')})".removesuffix("()")
+
     def grids(self, setting: Method) -> dict[str, Sequence[Any]]:
         """Values of what can be changed about a setting, by where they stand in it."""
         searched = self.allocator_options and isinstance(setting.allocator_object, Component)
         options = getattr(setting.allocator_object, "grid", {}) if searched else {}
         return {
             **{f"scorer.{name}": values for name, values in self.options.items()},
-            "allocator_object": self.allocators,
+            "allocator_object": tuple(self.allocators.values()),
             **{f"allocator_object.{name}": values for name, values in options.items()},
             "protected": tuple(dict.fromkeys(one.protected for one in self.start)),
         }

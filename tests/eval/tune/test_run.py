@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from eval.methods import build_methods
 from eval.results.records import read_records
 from eval.results.tuned_settings import load_settings
 from eval.tune.config import TuneConfig
@@ -54,18 +55,45 @@ def evaluated(tuned, model_folder):
     return out
 
 
-def test_a_setting_of_a_users_own_names_its_module(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(
-        "from dataclasses import dataclass\nfrom policies.registry import BaseScorer\n\n\n"
-        "@dataclass(frozen=True, kw_only=True)\nclass Mine(BaseScorer):\n    step: int = 1\n"
-        "    base_name = 'other'\n    grid = {'step': (1, 2)}\n"
-    )
+OWN = """
+from dataclasses import dataclass
+from policies.base import BaseScorer
+from policies.allocators.uniform import Uniform
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(BaseScorer):
+    step: int = 1
+    base_name, grid = "other", {"step": (1, 2)}
+    score = lambda self, view: view.keys[..., 0].float()
+
+@dataclass(frozen=True, kw_only=True)
+class Even(Uniform):
+    lift: int = 1
+    base_name, grid = "even", {"lift": (1, 2)}
+"""
+
+
+def test_settings_of_a_users_own_name_their_modules(model_folder, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-    (subject,) = subjects_of(TuneConfig(out="out", methods="mine:Mine", allocators="uniform"))
+    own = {"methods": "mine:Mine", "allocators": "mine:Even"}
+    (subject,) = subjects_of(TuneConfig(out="out", **own))
     subject.scored.update(dict.fromkeys(subject.start, SimpleNamespace(score=0.0)))
     batch = next_batch(subject, 9)
     assert {subject.spec(setting) for setting in batch} == {"mine:Mine(step=2)"}
+    assert {subject.allocator_spec(setting) for setting in batch} == {"mine:Even"}
     assert make_scorer("mine:Mine(step=2)") == batch[0].scorer
+    subject.scored.update(dict.fromkeys(batch, SimpleNamespace(score=0.0)))
+    (more,) = {subject.allocator_spec(setting) for setting in next_batch(subject, 9)}
+    assert more == "mine:Even(lift=2)"
+    assert main(_tune(model_folder, "out", **own)) == 0
+    flags = _flags(model_folder, "test", methods="knorm,mine:Mine,tuned:out", timing_prompts=0)
+    assert evaluate(flags) == 2
+    assert "name it: --allocators mine:Even\n" in capsys.readouterr().err
+    assert evaluate([*flags, "--allocators", "uniform,mine:Even"]) == 0
+    for entry in load_settings("out").methods:
+        assert entry.chosen.allocator.startswith("mine:Even")
+        assert any(map(entry.chose, build_methods(["tuned:out", "mine:Mine+mine:Even"])))
 
 
 def test_every_method_and_protocol_gets_the_same_settings(tuned):
