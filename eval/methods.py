@@ -238,7 +238,7 @@ def method_of(scorer: Scorer, **of_policy: Any) -> Method:  # noqa: ANN401
     A policy is called like its folder; other fields of its setting may be given.
     """
     if isinstance(scorer, LearnedScorer):
-        seed, label = scorer.metadata["training"].get("seed"), Path(scorer.label).name
+        seed, label = scorer.metadata.get("training", {}).get("seed"), Path(scorer.label).name
         method = Method(method=LEARNED, policy=label, policy_seed=seed, scorer=scorer)
         return replace(method, **of_policy)
     name = re.split(r"[:(]", scorer.name)[0]

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -5,7 +6,7 @@ import yaml
 
 from eval.config import EvalConfig
 from eval.method_listing import run as print_methods
-from eval.methods import build_methods, policy_sources
+from eval.methods import build_methods, method_of, policy_sources
 from eval.prepare import methods_of
 from eval.tune.config import TuneConfig
 from kvp.errors import PolicyError, UsageError
@@ -42,6 +43,8 @@ def test_missing_policies_are_refused():
         _methods("kvp", model="another")
     (bundled,) = _methods("kvp+global")
     assert (bundled.spec, bundled.policy) == ("kvp/nano+global", "nano")
+    in_memory = method_of(replace(bundled.scorer, metadata={}, label="mine"))
+    assert (in_memory.spec, in_memory.policy_seed) == ("kvp/mine", None)
     with pytest.raises(PolicyError, match="--policies: there is no folder 'nowhere'"):
         _methods("kvp", policies="nowhere")
 
