@@ -157,9 +157,9 @@ class RankerTraining(pl.LightningModule):
         )
         losses, logged = compute_losses(self._objective, batch, recipe)
         metrics = {
+            **logged,
             "train/loss": float(losses.detach().mean()),
             "train/flat_share": float(1 - counted.float().mean()),
-            **logged,
         }
         if not math.isfinite(metrics["train/loss"]):
             raise UsageError(

@@ -64,3 +64,9 @@ def test_objectives_that_return_no_losses_are_refused():
 
     with pytest.raises(UsageError, match=r"returned losses \(\), expected one for each head: 2"):
         compute_losses(total, batch, PRESETS["fourier"])
+
+    def listed(batch, recipe):
+        return batch.scores[0].sum(-1), {"each": torch.ones(2)}
+
+    with pytest.raises(UsageError, match="--objective listwise failed"):
+        compute_losses(listed, batch, PRESETS["fourier"])

@@ -6,7 +6,6 @@ import torch
 
 from kvp.geometry import Geometry
 from kvp.program.table import train as main
-from train.data.contexts import score_together
 from train.job.summary import print_summary
 from train.learning.validation import HeldOut
 
@@ -31,12 +30,12 @@ def test_start_and_end_say_what_and_where(store, tmp_path, capsys):
     assert lines[-1].startswith("next, when all heads are trained: kvp merge --shards ")
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(store, tmp_path, monkeypatch, capsys):
-    def scores(*given, **options):
-        return [part * float("nan") for part in score_together(*given, **options)]
+def undefined(batch, recipe):
+    return batch.scores[0].sum(-1) * float("nan"), {"train/loss": 0.0}
 
-    monkeypatch.setattr("train.training.score_together", scores)
-    assert train(store, tmp_path / "p") == 2
+
+def test_a_loss_that_is_not_finite_ends_the_run(store, tmp_path, capsys):
+    assert train(store, tmp_path / "p", objective=f"{__name__}:undefined") == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("kvp train: error: training diverged: the loss of step 1 is nan; lower")
     assert not (tmp_path / "p" / "policy.json").exists()

@@ -57,7 +57,8 @@ class Batch:
 
 
 Objective = Callable[[Batch, Recipe], tuple[Tensor, dict[str, float]]]
-"""Loss of every head, [A], of which the sum is minimised, and numbers for the log."""
+"""Loss of every head, [A], of which the sum is minimised, and numbers for the log, where
+`train/loss` and `train/flat_share` are taken."""
 
 
 def load_objective(name: str) -> Objective:
@@ -74,7 +75,8 @@ def compute_losses(
     """Loss of every head and numbers for the log; UsageError where a user's own objective fails."""
     what = f"--objective {recipe.objective}"
     with user_errors(objective, what):
-        losses, logged = objective(batch, recipe)
+        losses, numbers = objective(batch, recipe)
+        logged = {name: float(number) for name, number in numbers.items()}
         heads = batch.counted.shape[1]
         if losses.ndim != 1 or len(losses) != heads:
             shape = tuple(losses.shape)
