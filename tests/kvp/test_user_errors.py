@@ -31,24 +31,18 @@ def test_own_code_is_named_and_that_of_kvp_keeps_its_error():
         raise KeyboardInterrupt
 
 
-def test_labels_that_return_no_importance_are_refused():
+@pytest.mark.parametrize(
+    ("importance", "said"),
+    [
+        (torch.full((1, 2, 3), torch.nan), "NaN or infinity"),
+        (torch.zeros(1, 2, 6), r"\(1, 2, 6\), expected \(1, 2, 3\)"),
+        (-torch.ones(1, 2, 3), "negative importance"),
+    ],
+)
+def test_labels_that_return_no_importance_are_refused(importance, said):
     queries, keys = torch.zeros(1, 2, 1, 6, 4), torch.zeros(1, 2, 6, 4)
-
-    def whole(queries, keys, prefix_length, stop):
-        return keys[..., 0]
-
-    def negative(queries, keys, prefix_length, stop):
-        return keys[..., :prefix_length, 0] - 1
-
-    def undefined(queries, keys, prefix_length, stop):
-        return keys[..., :prefix_length, 0].log() * 0
-
-    with pytest.raises(UsageError, match="undefined returned NaN or infinity"):
-        Label(from_queries=undefined).importance_of(queries, keys, 3, 6)
-    with pytest.raises(UsageError, match=r"whole returned \(1, 2, 6\), expected \(1, 2, 3\)"):
-        Label(from_queries=whole).importance_of(queries, keys, 3, 6)
-    with pytest.raises(UsageError, match="negative returned negative importance"):
-        Label(from_queries=negative).importance_of(queries, keys, 3, 6)
+    with pytest.raises(UsageError, match=f"^--label lab:OWN returned {said}$"):
+        Label(from_queries=lambda *_: importance).importance_of(queries, keys, 3, 6, name="lab:OWN")
 
 
 def test_objectives_that_return_no_losses_are_refused():

@@ -117,7 +117,7 @@ class ContextSource:
         Use at most `memory_bytes` of RAM: three quarters for traces, a quarter for labels.
         """
         self.traces = reader
-        self._label = load_label(label)
+        self._name, self._label = label, load_label(label)
         self._with_recent = recent
         self.device = device or torch.device("cpu")
         self._turn = threading.Lock()
@@ -180,11 +180,8 @@ class ContextSource:
                 queries, keys = self._queries_and_keys(point.sequence)
                 if self._label.from_queries is not None:
                     replies = self.traces.record(point.sequence).reply_spans
-                    parts.append(
-                        self._label.importance_of(
-                            queries, keys, point.prefix_length, point.stop, replies
-                        ).cpu()
-                    )
+                    given = queries, keys, point.prefix_length, point.stop, replies
+                    parts.append(self._label.importance_of(*given, name=self._name).cpu())
                 if self._with_recent:
                     seen = self._count_seen(point)
                     last = queries[..., max(0, seen - RECENT_QUERIES) : seen, :].cpu().clone()

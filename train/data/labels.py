@@ -46,11 +46,13 @@ class Label:
         prefix_length: int,
         stop: int,
         replies: Sequence[tuple[int, int]] = (),
+        *,
+        name: str,
     ) -> Tensor:
         """The label from the queries of a trace, shapes as `FromQueries`.
 
-        `replies` are the [start, stop) token ranges that the assistant wrote. Raises UsageError
-        where a user's own label fails or returns what is no importance.
+        `replies` are the [start, stop) token ranges that the assistant wrote. Raises UsageError,
+        by `name`, where a user's own label fails or returns what is no importance.
         """
         assert self.from_queries is not None, "labels that are only stored come with the trace"
         given = [queries, keys, prefix_length, stop]
@@ -59,7 +61,7 @@ class Label:
             for first, last in reply_windows(replies, prefix_length, stop):
                 weights[first:last] = 1.0
             given.append(weights)
-        what = f"label {getattr(self.from_queries, '__name__', self.from_queries)}"
+        what = f"--label {name}"
         with user_errors(self.from_queries, what):
             importance = self.from_queries(*given)
         if (shape := (*keys.shape[:2], prefix_length)) != tuple(importance.shape):

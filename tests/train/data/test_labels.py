@@ -65,7 +65,7 @@ def test_queries_that_write_a_reply_count_in_full(store):
     queries = torch.randn(trace.queries.shape, generator=torch.Generator().manual_seed(0))
     label = load_label("max_reply_attention")
     spans = ((70, 75), (84, 90))
-    importance = label.importance_of(queries, trace.keys, 60, 96, spans)
+    importance = label.importance_of(queries, trace.keys, 60, 96, spans, name="own")
     everything = max_future_attention(queries, trace.keys, 60, 96)
     written = torch.stack([
         max_future_attention(queries, trace.keys, first, stop)[..., :60]
@@ -74,8 +74,8 @@ def test_queries_that_write_a_reply_count_in_full(store):
     torch.testing.assert_close(importance, torch.maximum(written, label.other_weight * everything))
     assert 0 < label.other_weight < 1
     assert (importance < everything).any()
-    text = label.importance_of(queries, trace.keys, 60, 96)  # running text: all of it is written
-    torch.testing.assert_close(text, everything)
+    text = label.importance_of(queries, trace.keys, 60, 96, name="own")
+    torch.testing.assert_close(text, everything)  # running text: all of it is written
 
 
 def test_a_window_reaches_the_first_reply(store):
