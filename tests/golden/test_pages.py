@@ -1,4 +1,5 @@
-"""Every scorer and allocator has a page in docs/methods that names its options and presets."""
+"""Every scorer and allocator has a page in docs/methods that names its options and presets; every
+label, objective and task stands in a table of docs."""
 
 import re
 from dataclasses import MISSING, fields
@@ -6,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from kvp.data.tasks import GROUPS, TASKS, is_built_in
+from kvp.program.command_line import flags_of
 from policies.registry import ALLOCATORS, SCORERS
+from train.recipe import LABELS, OBJECTIVES, ObjectiveSettings
 
-PAGES = Path(__file__).parents[2] / "docs" / "methods"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = DOCS / "methods"
 SAME_NAME = {"windowkv": "windowkv_rule"}
 """Allocators that are called like a scorer, and their pages."""
 ENTRIES = [
@@ -76,3 +81,21 @@ def test_the_index_links_every_page():
     assert linked == {path.name for path in PAGES.glob("*.md")} - {"README.md"}
     for page, entry in ENTRIES:
         assert f"[{entry.base_name}]({page}.md)" in index
+
+
+def _named_in_rows(page):
+    rows = re.findall(r"^\| (`.*)", (DOCS / page).read_text(), flags=re.MULTILINE)
+    return set(re.findall(r"`([\w.]+)`", " ".join(rows)))
+
+
+@pytest.mark.parametrize("registry", [LABELS, OBJECTIVES], ids=lambda registry: registry.flag)
+def test_labels_and_objectives_are_in_the_help_of_their_flag_and_in_a_table(registry):
+    told = flags_of(ObjectiveSettings)[registry.flag.removeprefix("--")].help
+    assert set(registry.builtin) <= set(re.findall(r"\w+", told)) & _named_in_rows("method.md")
+
+
+def test_tasks_or_their_groups_are_in_a_table():
+    tasks = {name for name, task in TASKS.items() if is_built_in(task)}
+    named = _named_in_rows("data.md")
+    of_groups = {task for group in named & GROUPS.keys() for task in GROUPS[group]}
+    assert tasks <= named | of_groups

@@ -1,6 +1,7 @@
 """What holds for every allocator that keeps to the budget, and how their names are read."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvp.errors import UsageError
 from kvp.ranking import Allocator, Protection, Request, allocated_counts, protected_scores
-from policies.registry import make_allocator
+from policies.registry import ALLOCATORS, make_allocator
 
 EXACT = [
     "uniform", "uniform:knorm", "uniform(whole=1)", "uniform(whole=9)",
@@ -21,6 +22,7 @@ EXACT = [
     "windowkv", "windowkv(rule=paper)", "windowkv(group=2)", "windowkv(divisor=2,group=3)",
     "shared", "shared(pool=max)",
 ]  # fmt: skip
+assert {*ALLOCATORS} == {*(re.split(r"\W", one)[0] for one in EXACT), "self_sized", "evolved"}
 every = pytest.mark.parametrize("spec", [*EXACT, "self_sized"])
 
 
