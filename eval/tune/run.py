@@ -49,24 +49,24 @@ from policies.registry import NULLS, SCORERS
 TABLE = "settings.csv"
 
 
-def subjects_of(config: TuneConfig) -> list[Search]:
+def make_searches(config: TuneConfig) -> list[Search]:
     """Methods of `--methods`; raises UsageError on what cannot be tuned, and as `build_methods`."""
     searches = []
     for scorer, allocator_spec in map(split_method, config.evaluation.method_list):
         if scorer == FULL or scorer.startswith(f"{TUNED}:"):
             raise UsageError(f"--methods {scorer}: nothing is chosen for it; leave it out")
         for name in NULLS if scorer == ALL_NULLS else (scorer,):
-            searches.append(_search(config, name, allocator_spec))
+            searches.append(_make_search(config, name, allocator_spec))
     return searches
 
 
-def _search(config: TuneConfig, spec: str, allocator_spec: str | None) -> Search:
+def _make_search(config: TuneConfig, spec: str, allocator_spec: str | None) -> Search:
     if spec == LEARNED:
-        runs = learned_methods(config.evaluation.policy_list)
-        if len({run.group for run in runs}) > 1:
+        seeds = learned_methods(config.evaluation.policy_list)
+        if len({one.group for one in seeds}) > 1:
             raise UsageError("--policies: tune policies that differ in more than their seed apart")
     else:
-        runs = [registered_method(spec, config.seed)]
+        seeds = [registered_method(spec, config.seed)]
     requested = spec if allocator_spec is None else f"{spec}+{allocator_spec}"
     specs = config.evaluation.allocator_list if allocator_spec is None else (allocator_spec,)
     allocators = {text: make_allocator(text) for text in specs}
@@ -75,7 +75,7 @@ def _search(config: TuneConfig, spec: str, allocator_spec: str | None) -> Search
             f"--methods {requested} with {' or '.join(specs)}: what ignores the budget is not "
             "tuned; leave it out"
         )
-    scorer, written = runs[0].scorer, runs[0].written[0]
+    scorer, written = seeds[0].scorer, seeds[0].written[0]
     fixed, published = set[str](), list[Method]()
     if isinstance(scorer, Component) and written:
         preset = written.argument if written.name in SCORERS else None  # else a class
@@ -86,27 +86,27 @@ def _search(config: TuneConfig, spec: str, allocator_spec: str | None) -> Search
     first = next(iter(allocators.values()))
     start = [
         allocated.at(None, UNPROTECTED if protected else None)
-        for allocated in (with_allocator(one, first) for one in (runs[0], *published))
+        for allocated in (with_allocator(one, first) for one in (seeds[0], *published))
         for protected in PROTECTIONS[config.protection]
     ]
     return Search(
-        requested=requested, scorer=spec, runs=tuple(runs), start=tuple(dict.fromkeys(start)),
+        requested=requested, scorer=spec, seeds=tuple(seeds), start=tuple(dict.fromkeys(start)),
         options={name: values for name, values in grid.items() if name not in fixed},
-        allocators=allocators, allocator_options=allocator_spec is None, tokens=config.length,
+        allocators=allocators, searches_allocator=allocator_spec is None, tokens=config.length,
     )  # fmt: skip
 
 
 class Tuning:
     """What all measurements of a run share."""
 
-    def __init__(self, config: TuneConfig, prepared: Prepared, subjects: Sequence[Search]) -> None:
+    def __init__(self, config: TuneConfig, prepared: Prepared, searches: Sequence[Search]) -> None:
         """Raise UsageError on prompts or budgets whose scores would not be comparable."""
         self.config, self.prepared = config, prepared
         self.budgets = config.evaluation.budget_list
         self.protected = protected_tokens(config)
         protocols = tuple(dict.fromkeys(protocol for _, protocol, _ in prepared.work))
         self.searches = [
-            replace(subject, protocol=name, scored={}) for name in protocols for subject in subjects
+            replace(search, protocol=name, scored={}) for name in protocols for search in searches
         ]
         for note in prepared.notes:
             say(f"note: {note}")
@@ -121,12 +121,12 @@ class Tuning:
                 f"--budgets {small[0]} is below the {self.protected.tokens} protected tokens for "
                 "some prompts; raise it, or use --protection off, or fewer --recents"
             )
-        count = config.settings_per_method
-        runs = sum(len(subject.runs) for subject in subjects)
+        each = config.settings_per_method
+        count = sum(len(search.seeds) for search in searches)
         say(
-            f"{runs} methods (policy seeds apart) x {count} settings x {len(self.budgets)} budgets "
+            f"{count} methods (policy seeds apart) x {each} settings x {len(self.budgets)} budgets "
             f"x {len(prepared.work)} prompts of {' and '.join(protocols)}: about "
-            f"{count * runs * len(self.budgets) * len(prepared.work):,} answers, up to twice as "
+            f"{each * count * len(self.budgets) * len(prepared.work):,} answers, up to twice as "
             "many where best numbers are at the ends of their grids"
         )
 
@@ -145,7 +145,7 @@ class Tuning:
             planned: dict[str, list[Method]] = {}
             for search, batch in wanted:
                 settings = planned.setdefault(search.protocol, [])
-                settings += [one for method in batch for one in self.runs(search, method)]
+                settings += [one for method in batch for one in self.at_budgets(search, method)]
             work = [
                 Evaluation(prompt, protocol, planned[protocol])
                 for prompt, protocol, _ in self.prepared.work if protocol in planned
@@ -154,19 +154,19 @@ class Tuning:
             for search, batch in wanted:
                 search.scored.update({one: self.score(file, search, one) for one in batch})
 
-    def runs(self, search: Search, method: Method) -> list[Method]:
+    def at_budgets(self, search: Search, method: Method) -> list[Method]:
         """A setting of a method at every budget, for every policy seed."""
         protection = self.protected if method.protected else None
-        runs: Iterable[Method] = (method,)
+        seeds: Iterable[Method] = (method,)
         if method.method == LEARNED:
             allocator = method.allocator_object or method.allocator
-            runs = (with_allocator(run, allocator) for run in search.runs)
-        return [run.at(budget, protection) for run in runs for budget in self.budgets]
+            seeds = (with_allocator(seed, allocator) for seed in search.seeds)
+        return [seed.at(budget, protection) for seed in seeds for budget in self.budgets]
 
     def score(self, file: RecordFile, search: Search, method: Method) -> Scored:
         """A measured setting with its score on the prompts and budgets of this run."""
         config = self.config.evaluation
-        of_policy = group_by(self.runs(search, method), lambda run: run.policy)
+        of_policy = group_by(self.at_budgets(search, method), lambda run: run.policy)
         scores: dict[Hashable, dict[Unit, float]] = {
             policy: {
                 (prompt.task, prompt.sample.id): sum(
@@ -204,17 +204,17 @@ class Tuning:
 
 def run(config: TuneConfig) -> TunedSettings:
     """Run kvp tune; raises KvpError on anything the user can mend."""
-    subjects = subjects_of(config)
+    searches = make_searches(config)
     methods = [  # with every allocator: to check, and to digest the files they come from
         with_allocator(method, allocator)
-        for one in subjects for method in one.runs for allocator in one.allocators.values()
+        for one in searches for method in one.seeds for allocator in one.allocators.values()
     ]  # fmt: skip
     evaluation = config.evaluation
     phase("preparing prompts")
     digests = file_digests(evaluation.policy_list, methods)
     with open_folder(evaluation, digests) as output:
         prepared = prepare(evaluation, methods, default_budgets=TuneConfig.budgets)
-        tuning = Tuning(config, prepared, subjects)
+        tuning = Tuning(config, prepared, searches)
         bench = load_bench(evaluation, methods)
         weights = weights_digest(bench.model)
         model = model_identity(config.model, config.revision, bench.tokenizer, weights)

@@ -33,18 +33,23 @@ class Search:
     """The search of one method, policy seeds together, under one protocol."""
 
     requested: str
+    """As written in `--methods`."""
     scorer: str
-    runs: tuple[Method, ...]
+    """Its scorer alone."""
+    seeds: tuple[Method, ...]
     """The method with its defaults; one per policy seed."""
     start: tuple[Method, ...]
     """Default and presets, with and without protection as far as both are searched."""
     options: Grid
+    """Options of the scorer that are searched, with their first values."""
     allocators: Mapping[str, Allocator]
     """By their specifications."""
-    allocator_options: bool
+    searches_allocator: bool
+    """Whether the allocator's options are searched: not where it was named with the method."""
     tokens: int
     """Tokens of the longest prompt: no number is doubled to more."""
     protocol: str = ""
+    """Empty for a method that is not under one yet."""
     scored: dict[Method, Scored] = field(default_factory=dict)
     """What was tried so far, in order; a higher score is better."""
 
@@ -52,7 +57,7 @@ class Search:
     def tuned(self) -> Tuned:
         """What was chosen, and from how many."""
         return Tuned(
-            method=self.runs[0].method, requested=self.requested, protocol=self.protocol,
+            method=self.seeds[0].method, requested=self.requested, protocol=self.protocol,
             chosen=max(self.scored.values(), key=lambda scored: scored.score),
             published=tuple(filter(None, map(self.scored.get, self.start))),
             tried=len(self.scored),
@@ -60,8 +65,8 @@ class Search:
 
     def spec(self, method: Method) -> str:
         """Specification of a setting's scorer, for `--methods`."""
-        written = self.runs[0].written[0]
-        if method.scorer is None or written is None or method.ranking == self.runs[0].ranking:
+        written = self.seeds[0].written[0]
+        if method.scorer is None or written is None or method.ranking == self.seeds[0].ranking:
             return self.scorer
         if written.name in (*SCORERS, *FROM_OUTSIDE):
             return method.scorer.name
@@ -81,7 +86,7 @@ class Search:
 
     def grids(self, setting: Method) -> dict[str, Sequence[Any]]:
         """Values of what can be changed about a setting, by where they stand in it."""
-        searched = self.allocator_options and isinstance(setting.allocator_object, Component)
+        searched = self.searches_allocator and isinstance(setting.allocator_object, Component)
         options = getattr(setting.allocator_object, "grid", {}) if searched else {}
         return {
             **{f"scorer.{name}": values for name, values in self.options.items()},

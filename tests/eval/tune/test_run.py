@@ -15,7 +15,7 @@ from eval.methods import build_methods
 from eval.results.records import read_records
 from eval.results.tuned_settings import load_settings
 from eval.tune.config import TuneConfig
-from eval.tune.run import subjects_of
+from eval.tune.run import make_searches
 from eval.tune.search import next_batch
 from kvp.errors import ResultsError
 from kvp.program.table import evaluate, run_program
@@ -77,7 +77,7 @@ def test_settings_of_a_users_own_name_their_modules(model_folder, tmp_path, monk
     (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     own = {"methods": "mine:Mine", "allocators": "mine:Even"}
-    (subject,) = subjects_of(TuneConfig(out="out", **own))
+    (subject,) = make_searches(TuneConfig(out="out", **own))
     subject.scored.update(dict.fromkeys(subject.start, SimpleNamespace(score=0.0)))
     batch = next_batch(subject, 9)
     assert {subject.spec(setting) for setting in batch} == {"mine:Mine(step=2)"}

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from eval.tune.config import TuneConfig
-from eval.tune.run import subjects_of
+from eval.tune.run import make_searches
 from eval.tune.search import next_batch
 from policies.registry import SCORERS
 
 
 def _subject(methods, length=512):
-    (subject,) = subjects_of(TuneConfig(out="out", methods=methods, length=length))
+    (subject,) = make_searches(TuneConfig(out="out", methods=methods, length=length))
     return subject
 
 
