@@ -146,9 +146,9 @@ def build_methods(
                     "same object twice"
                 )
         built += [
-            with_allocator(ranking, each)
+            with_allocator(made, each)
             for one in (NULLS if scorer == ALL_NULLS else (scorer,))
-            for ranking in _rankings(one, policies, seed)
+            for made in _methods_of(one, policies, seed)
             for each in (allocators if allocator is None else (allocator,))
         ]
     _refuse_namesakes(built)
@@ -171,7 +171,7 @@ def _refuse_namesakes(methods: Iterable[Method]) -> None:
                 )
 
 
-def _rankings(scorer: str | Scorer, policies: Sequence[str], seed: int) -> list[Method]:
+def _methods_of(scorer: str | Scorer, policies: Sequence[str], seed: int) -> list[Method]:
     """Methods of a scorer, without allocator: several for `kvp`, one for others."""
     if not isinstance(scorer, str):
         return [method_of(scorer)]
@@ -203,9 +203,9 @@ def _refuse_unnamed(settings: TunedSettings, text: str, given: Iterable[Given]) 
 def _tuned_methods(settings: TunedSettings, policies: Sequence[str], seed: int) -> Iterator[Method]:
     """The settings that kvp tune chose, for `kvp` one method per policy."""
     for entry in settings.methods:
-        for ranking in _rankings(entry.chosen.scorer, policies, seed):
+        for method in _methods_of(entry.chosen.scorer, policies, seed):
             yield replace(
-                with_allocator(ranking, entry.chosen.allocator),
+                with_allocator(method, entry.chosen.allocator),
                 protected=entry.chosen.protected, tuned=settings, protocol=entry.protocol,
             )  # fmt: skip
 
