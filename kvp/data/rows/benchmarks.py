@@ -22,13 +22,13 @@ from kvp.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Parsed = tuple[str, Callable[[], Sequence[Sample]]]
+ParsedRow = tuple[str, Callable[[], Sequence[Sample]]]
 """A row as parsed: the text that its split is hashed from, and a function that makes its samples of
 at most `--length` tokens, whose ids are set later; it raises RowError where none fits."""
 
 
 def benchmark_source(
-    task: str, name: str, parse: Callable[[Mapping[str, Any]], Parsed], settings: TaskSettings
+    task: str, name: str, parse: Callable[[Mapping[str, Any]], ParsedRow], settings: TaskSettings
 ) -> Source:
     """The first `settings.count` samples of a split, in a seeded order, and notes on skipped rows.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.benchmarks import (
-    Parsed,
+    ParsedRow,
     answers_of,
     benchmark_source,
     cut_middle,
@@ -63,7 +63,7 @@ class LongBenchTask(ScoredByMetric):
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Samples of the rows of the data set in `--data`, one per row."""
 
-        def parse(row: Mapping[str, Any]) -> Parsed:
+        def parse(row: Mapping[str, Any]) -> ParsedRow:
             whole = self._whole_sample(row, settings)
 
             def make(keep: int) -> Sequence[Sample]:

@@ -78,7 +78,7 @@ class QuestionSet:
         return split == ALL or self.owners.get(document, split) == split
 
 
-Parsed = Iterator[DocumentQuestion | tuple[str, str | None]]
+QuestionsAndDocuments = Iterator[DocumentQuestion | tuple[str, str | None]]
 """Questions, and documents (with their article) that nothing is asked about."""
 
 
@@ -116,7 +116,7 @@ def _owners(questions: Iterable[DocumentQuestion]) -> dict[str, str]:
     return {text: split_of(lead(text)) for text in list(leads)}
 
 
-def _squad_row(row: Mapping[str, Any]) -> Parsed:
+def _squad_row(row: Mapping[str, Any]) -> QuestionsAndDocuments:
     """SQuAD: its own JSON (`data`, `paragraphs`, `qas`), or rows of context, question, answers.
 
     Questions without an answer (`is_impossible`, no `answers`) are left out, their paragraphs not.
@@ -156,7 +156,7 @@ def _pairs(given: Any, first: str, second: str) -> Any:  # noqa: ANN401
     return zip(given[first], given[second], strict=True) if isinstance(given, Mapping) else given
 
 
-def _hotpotqa_row(row: Mapping[str, Any]) -> Parsed:
+def _hotpotqa_row(row: Mapping[str, Any]) -> QuestionsAndDocuments:
     """HotpotQA with distractors: its own JSON or rows of the hub."""
     named = {title for title, _ in _pairs(row["supporting_facts"], "title", "sent_id")}
     texts = {

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from kvp.data.encode import find_largest
 from kvp.data.metrics import ScoredByMetric, rouge_scorer
 from kvp.data.rows.benchmarks import (
-    Parsed,
+    ParsedRow,
     answers_of,
     benchmark_source,
     count_longest,
@@ -100,7 +100,7 @@ class ScbenchTask(ScoredByMetric):
         if settings.data is None and self.name in CONTEXTS:
             return self._make_source(settings, tokenizer)
 
-        def parse(row: Mapping[str, Any]) -> Parsed:
+        def parse(row: Mapping[str, Any]) -> ParsedRow:
             context, turns = _parse_row(row, PUBLISHED[self.name])
 
             def make(keep: int) -> Sequence[Sample]:
