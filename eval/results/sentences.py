@@ -176,15 +176,18 @@ def _notes(
     """How the methods were compared and picked, and what more prompts would show."""
     few = min(gaps, key=lambda gap: gap.prompts, default=None)
     next_one = not best.learned and len(best.ranked) > 1
-    most = max(map(stats.prompts_to_resolve, open_ones), default=0)
-    cases = {
-        f"{few.prompts} prompt{'s are' if few.prompts > 1 else ' is'} too few to rank methods: "
-        f"{few.min_prompts} are the least." if few else "": few and few.prompts < few.min_prompts,
-        f"Differences: {best.settings[0].label} minus the other, paired by prompt.": gaps,
-        "The best methods were picked on these prompts, which favours them.":
-        len(best.compared) > len(best.settings) - next_one,
-        f"To tell differences of {comparison.measure.resolved} apart, run about {most:,} prompts "
-        "in all.": open_ones,
-        f"{KEPT}.": any(setting.protected for setting in best.settings),
-    }  # fmt: skip
-    return " ".join(said for said, holds in cases.items() if holds)
+    notes = []
+    if few and few.prompts < few.min_prompts:
+        count = f"{few.prompts} prompts are" if few.prompts > 1 else f"{few.prompts} prompt is"
+        notes.append(f"{count} too few to rank methods: {few.min_prompts} are the least.")
+    if gaps:
+        first = best.settings[0].label
+        notes.append(f"Differences: {first} minus the other, paired by prompt.")
+    if len(best.compared) > len(best.settings) - next_one:
+        notes.append("The best methods were picked on these prompts, which favours them.")
+    if open_ones:
+        most, apart = max(map(stats.prompts_to_resolve, open_ones)), comparison.measure.resolved
+        notes.append(f"To tell differences of {apart} apart, run about {most:,} prompts in all.")
+    if any(setting.protected for setting in best.settings):
+        notes.append(f"{KEPT}.")
+    return " ".join(notes)
