@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections import Counter
 
 import pandas as pd
 import torch
@@ -98,7 +99,11 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=32)
     given = parser.parse_args()
     methods = build_methods(split_list(given.methods), policies=split_list(given.policies))
-    scorers = {method.method: method.scorer for method in methods if method.scorer}
+    names = Counter(method.method for method in methods)
+    scorers = {
+        method.method if names[method.method] == 1 else method.spec: method.scorer
+        for method in methods if method.scorer
+    }  # fmt: skip
     if more := [name for name, scorer in scorers.items() if whole_prompt_input(scorer.needs)]:
         raise UsageError(f"--methods {','.join(more)}: traces do not hold what they read")
     rows = measure(TraceReader(given.traces), scorers, given.sequences)
