@@ -6,14 +6,17 @@ from collections.abc import Iterator, Sequence
 
 from kvp.names import ALL_NULLS, FULL, KVZAP, LEARNED
 from kvp.program.settings import Group
+from kvp.scoring import ALL_QUERIES, Needs
 from policies.base import Component, option_names
-from policies.registry import ALLOCATORS, PLAIN, SCORERS, attention_free, needs_in_words
+from policies.registry import ALLOCATORS, SCORERS, attention_free
 
 HEAD = """\
 A method is SCORER or SCORER+ALLOCATOR, such as snapkv, snapkv:kvpress+ada, kvp+global.
 Options follow in parentheses after name or preset: snapkv(window=16)+ada(safeguard=0.3).
 Costs: N tokens, D channels of a head, H KV heads and Q query heads of each of L layers, G = Q / H.
 """
+PLAIN = "keys, values, positions"
+"""Inputs that every method may read."""
 
 
 def run(_: Group) -> None:
@@ -45,6 +48,23 @@ def _scorers(*, null: bool) -> Iterator[str]:
         if entry.null == null:
             free = " (attention-free)" if attention_free(entry.base_name) else ""
             yield from _component(entry, free, ("reads", needs_in_words(entry().needs)))
+
+
+def needs_in_words(needs: Needs) -> str:
+    """Inputs of a scorer, in words: `last 32 queries`, `hidden states, rotary embedding`."""
+    queries = {0: "", 1: "last query", ALL_QUERIES: "every query"}
+    words = (
+        "future attention" if needs.future else "",
+        queries.get(needs.queries, f"last {needs.queries} queries"),
+        "hidden states" if needs.hidden_after is not None and not needs.every_state else "",
+        "every hidden state" if needs.every_state else "",
+        "rotary embedding" if needs.rope else "",
+        "extra passes that repeat the context" if needs.reconstruction else "",
+        "an extra pass of random tokens" if needs.noise else "",
+        "where the question begins" if needs.question else "",
+        "the prompt's text" if needs.text else "",
+    )
+    return ", ".join(filter(None, words)) or PLAIN
 
 
 def _allocator_lines() -> Iterator[str]:

@@ -24,7 +24,7 @@ from kvp.errors import UsageError
 from kvp.names import KVZAP, UNIFORM, split_method, split_specification, unknown_name
 from kvp.plugins import import_object, instance_of, is_object_name, module_exists
 from kvp.ranking import Allocator
-from kvp.scoring import ALL_QUERIES, Needs, Scorer, SelfSizing, as_scorer
+from kvp.scoring import Needs, Scorer, SelfSizing, as_scorer
 from policies.allocators.ada import Ada
 from policies.allocators.evolved import Evolved
 from policies.allocators.global_budget import Global
@@ -48,31 +48,6 @@ from policies.snapkv import SnapKV
 from policies.streaming_llm import StreamingLLM
 from policies.tova import TOVA
 from policies.windowkv import WindowKV
-
-PLAIN = "keys, values, positions"
-"""Inputs that every method may read."""
-
-
-def needs_in_words(needs: Needs) -> str:
-    """Inputs of a scorer, in words: `last 32 queries`, `hidden states, rotary embedding`."""
-    words = []
-    if needs.future:
-        words.append("future attention")
-    if needs.queries == ALL_QUERIES:
-        words.append("every query")
-    elif needs.queries:
-        words.append("last query" if needs.queries == 1 else f"last {needs.queries} queries")
-    others = (
-        (needs.hidden_after is not None and not needs.every_state, "hidden states"),
-        (needs.every_state, "every hidden state"),
-        (needs.rope, "rotary embedding"),
-        (needs.reconstruction is not None, "extra passes that repeat the context"),
-        (needs.noise is not None, "an extra pass of random tokens"),
-        (needs.question, "where the question begins"),
-        (needs.text > 0, "the prompt's text"),
-    )
-    words += [word for needed, word in others if needed]
-    return ", ".join(words) or PLAIN
 
 
 def sizes_itself(allocator: object) -> bool:

@@ -5,12 +5,14 @@ import pytest
 import yaml
 
 from eval.config import EvalConfig
+from eval.method_listing import needs_in_words
 from eval.method_listing import run as print_methods
 from eval.methods import build_methods, method_of, policy_sources
 from eval.prepare import methods_of
 from eval.tune.config import TuneConfig
 from kvp.errors import PolicyError, UsageError
 from kvp.program.settings import Group
+from kvp.scoring import ALL_QUERIES, AUTO_GROUP, Needs, Noise, Reconstruction
 from policies import make_scorer, split_method
 from policies.registry import ALLOCATORS, NULLS, SCORERS
 
@@ -77,6 +79,25 @@ def test_lists_name_everything_with_what_it_reads_and_costs(capsys):
     after = lines[next(n for n, line in enumerate(lines) if line.startswith("Nulls")) :]
     group = after[: after.index("")]
     assert [line.split()[0] for line in group if line[:3].strip()[:1].islower()] == list(NULLS)
+
+
+@pytest.mark.parametrize(
+    ("needs", "words"),
+    [
+        (Needs(), "keys, values, positions"),
+        (Needs(layer_group=AUTO_GROUP), "keys, values, positions"),
+        (Needs(queries=1, rope=True, hidden_after=4),
+         "last query, hidden states, rotary embedding"),
+        (Needs(queries=ALL_QUERIES, future=True, question=True),
+         "future attention, every query, where the question begins"),
+        (Needs(reconstruction=Reconstruction(), noise=Noise()),
+         "extra passes that repeat the context, an extra pass of random tokens"),
+        (Needs(queries=16, text=256),
+         "last 16 queries, the prompt's text"),
+    ],
+)  # fmt: skip
+def test_needs_are_put_in_words(needs, words):
+    assert needs_in_words(needs) == words
 
 
 def test_nulls_stand_for_all_of_them_drawn_by_the_seed_of_the_run():

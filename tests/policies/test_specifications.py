@@ -10,7 +10,7 @@ from kvp.ranking import UNPROTECTED
 from kvp.scoring import ALL_QUERIES, AUTO_GROUP, Needs, Noise, Reconstruction
 from policies import make_allocator, make_method, make_scorer, split_method
 from policies.budget_files import BudgetFile, save_budgets
-from policies.registry import SCORERS, needs_in_words
+from policies.registry import SCORERS
 
 
 @pytest.mark.parametrize(
@@ -134,25 +134,6 @@ WINDOW = Needs(queries=4, layer_group=AUTO_GROUP)
 )  # fmt: skip
 def test_needs_follow_the_options(spec, needs):
     assert make_scorer(spec).needs == needs
-
-
-@pytest.mark.parametrize(
-    ("needs", "words"),
-    [
-        (Needs(), "keys, values, positions"),
-        (Needs(layer_group=AUTO_GROUP), "keys, values, positions"),
-        (Needs(queries=1, rope=True, hidden_after=4),
-         "last query, hidden states, rotary embedding"),
-        (Needs(queries=ALL_QUERIES, future=True, question=True),
-         "future attention, every query, where the question begins"),
-        (Needs(reconstruction=Reconstruction(), noise=Noise()),
-         "extra passes that repeat the context, an extra pass of random tokens"),
-        (Needs(queries=16, text=256),
-         "last 16 queries, the prompt's text"),
-    ],
-)  # fmt: skip
-def test_needs_are_put_in_words(needs, words):
-    assert needs_in_words(needs) == words
 
 
 @pytest.mark.parametrize(
