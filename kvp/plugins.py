@@ -118,7 +118,7 @@ def user_errors(code: object, what: str, hint: str = "") -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if module.partition(".")[0] in ("kvp", *NAMES):
             raise
-        more = hint * isinstance(error, AttributeError | TypeError)
+        more = hint if isinstance(error, AttributeError | TypeError) else ""
         raise UsageError(f"{what} failed ({reason_of(error)}{_place(error)}){more}") from error
 
 

@@ -76,9 +76,9 @@ def parse(text: str, kind: str) -> Specification:
     name, colon, argument, behind = split_specification(text)
     whole = f"{name}{colon}{argument}{behind}"
     if re.fullmatch(r"[\w.-]+(:[^(),+]+)?(\([^()]*\))?", whole) is None:
+        more = ", without an allocator" if "+" in text else ""
         raise UsageError(
-            f"{kind} {text!r} is not of the form name, name:preset or name(option=value)"
-            + ", without an allocator" * ("+" in text)
+            f"{kind} {text!r} is not of the form name, name:preset or name(option=value){more}"
         )
     options = _parse_options(name, behind[1:-1])
     return Specification(name=name, argument=argument or None, options=options, text=text)

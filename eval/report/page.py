@@ -156,14 +156,14 @@ def _picture(data: PageData, comparison: Comparison, name: str, measure: str) ->
     title = [
         f"{measure}{of_task}, {SEEN[comparison.protocol]}",
         f"{model_name(data.results)}, at most {data.results.setting('length')} tokens",
-        *["unfinished: ranks no method"] * bool(comparison.unfinished),
+        *(["unfinished: ranks no method"] if comparison.unfinished else ()),
     ]
     which = "each method in its tuned or default setting"
     if best and best.learned:
         which = f"each untuned method in the setting that is best at {best.budget}, at every budget"
     families = {setting.family for setting in shown}
     left_out = [one.family for one in comparison.choices if one.family not in families]
-    which += f"; not drawn: {', '.join(left_out)}" * bool(left_out)
+    which += f"; not drawn: {', '.join(left_out)}" if left_out else ""
     return Picture(
         name=name,
         figure=figures.draw_quality(comparison, shown, data.styles, title),

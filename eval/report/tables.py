@@ -90,14 +90,14 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
             text += f"\nat {100 * own.share:.1f} % ({own.kept_tokens:.0f})"
         return text
 
-    columns = (*specs, *[SELF_SIZED] * own_size)  # sizes that methods chose themselves come last
+    columns = [*specs, SELF_SIZED] if own_size else specs  # sizes that methods chose come last
     rows = [
         [_head(setting, note, alike), *(number(setting, spec) for spec in columns)]
         for setting, note in lines.items()
     ]
     nulls, details = "", ""
     if over:
-        nulls = f" * above the best null{' with the same protection' * bool(which)}, † below it "
+        nulls = f" * above the best null{' with the same protection' if which else ''}, † below it "
         nulls += f"(paired by prompt, Holm's correction for {len(over)} differences)."
     elif not any(setting.method in NULLS for setting in comparison.choices):
         nulls = " No null was run (add nulls to --methods of kvp eval)."
@@ -105,12 +105,12 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
     tasks = f", mean over {count} tasks" if comparison.kind == "accuracy" and count > 1 else ""
     how = f", {SEEN[comparison.protocol]}{f', all methods {alike}' if alike else ''}"
     if which:
-        sizes = "; (n): tokens per head" * are_shares(specs)
+        sizes = "; (n): tokens per head" if are_shares(specs) else ""
         how, details = f" ({comparison.interval})", f"{sizes}; {comparison.conditions}"
     return Table(
         caption=f"{comparison.unfinished} {comparison.measure.title.capitalize()}{tasks}{which}"
         f"{how}{details}{comparison.left_out}.{nulls}".lstrip(),
-        header=("method", *_headings(comparison), *["own size"] * own_size),
+        header=("method", *_headings(comparison), *(["own size"] if own_size else ())),
         rows=rows,
         families=[setting.family for setting in lines],
     )

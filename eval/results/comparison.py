@@ -110,7 +110,7 @@ class Comparison:
         """Methods without numbers over all prompts, for captions; empty if there are none."""
         partial = [one.family for one in self.choices if one not in self.settings]
         lacking = f"; without {', '.join(partial)}, which answered only some of the prompts"
-        return lacking * bool(partial)
+        return lacking if partial else ""
 
     @cached_property
     def budgets(self) -> Mapping[str, float]:
@@ -283,7 +283,7 @@ def choose_settings(
         found = [(one, *run) for run in tuned for one in family if run[0].chose(one)]
         if found:
             best, entry, split = max(found, key=lambda choice: choice[1].chosen.score)
-            how = f", chosen on {split} ({entry.tried} settings)" * (entry.tried > 1)
+            how = f", chosen on {split} ({entry.tried} settings)" if entry.tried > 1 else ""
         elif len(family) > 1:
             how = f", the default; {len(family)} settings were run"
         chosen[best] = f"{best.details}{how}"

@@ -264,9 +264,9 @@ def describe_measure(results: Results, records: Sequence[ResultsRow]) -> str:
     tasks = list(dict.fromkeys(record["task"] for record in records))
     named = ruler_share(tasks) or f"{len(tasks)} tasks" if len(tasks) > 3 else ", ".join(tasks)
     return (
-        f"{model_name(results)}, {len(prompts)} prompt{'s' * (len(prompts) != 1)} of {named}, at "
-        f"most {results.setting('length')} tokens, {results.setting('split')} split, seed "
-        f"{results.setting('seed')}."
+        f"{model_name(results)}, {len(prompts)} prompt{'s' if len(prompts) != 1 else ''} of "
+        f"{named}, at most {results.setting('length')} tokens, {results.setting('split')} split, "
+        f"seed {results.setting('seed')}."
     )
 
 

@@ -55,7 +55,7 @@ def short_table(
     table = pandas.DataFrame("", list(labels), pandas.Index(specs, name="method"))
     for (setting, spec), estimate in comparison.cells.items():
         mean, low, high = estimate.interval.texts(measure.scale, f".{measure.digits + finer}f")
-        around = f" ({low}-{high})" * (interval and low != high)  # a single text has none
+        around = f" ({low}-{high})" if interval and low != high else ""  # a single text has none
         size = f" @{estimate.share:.0%}" if spec == SELF_SIZED else ""
         table.loc[setting.label, spec] = f"{mean}{around}{size}"
     return table

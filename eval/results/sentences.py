@@ -121,7 +121,7 @@ def _score(comparison: Comparison, setting: MethodSetting, budget: str) -> str:
 def _mean_text(comparison: Comparison, estimate: Estimate) -> str:
     measure = comparison.measure
     mean, low, high = estimate.interval.texts(measure.scale, f".{measure.digits}f")
-    return f"{mean}{measure.unit}{f' ({low} to {high})' * (low != high)}"
+    return f"{mean}{measure.unit}{f' ({low} to {high})' if low != high else ''}"
 
 
 def _trained_share(comparison: Comparison, setting: MethodSetting) -> str:

@@ -96,7 +96,7 @@ class MethodSetting:
     @property
     def label(self) -> str:
         """`spec`, with `+p` where first and last tokens are protected."""
-        return f"{self.spec}{PROTECTED * self.protected}"
+        return f"{self.spec}{PROTECTED if self.protected else ''}"
 
     @property
     def details(self) -> str:

@@ -55,8 +55,8 @@ def call_program(
     except OSError as error:
         _forget_output()
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
-        parts = [*(" -> ".join(names),) * bool(names), error.strerror or str(error)]
-        return _end(prog, error, f"error: {': '.join(parts)}", USER_ERROR)
+        where = f"{' -> '.join(names)}: " if names else ""
+        return _end(prog, error, f"error: {where}{error.strerror or error}", USER_ERROR)
     return 0
 
 

@@ -133,10 +133,9 @@ def ruler_share(names: Iterable[str]) -> str:
     if len(lacking) == len(RULER_13):
         return ""
     others = sorted(there - set(RULER_13))
-    share = f"{len(RULER_13) - len(lacking)} of " if lacking else "exactly " * (not others)
-    text = f"{share}RULER's {len(RULER_13)} tasks"
-    if others:
-        text += f" and {len(others)} more ({', '.join(others)})"
+    share = f"{len(RULER_13) - len(lacking)} of " if lacking else "" if others else "exactly "
+    more = f" and {len(others)} more ({', '.join(others)})" if others else ""
+    text = f"{share}RULER's {len(RULER_13)} tasks{more}"
     return f"{text}, without {', '.join(lacking)}" if 0 < len(lacking) <= 6 else text
 
 

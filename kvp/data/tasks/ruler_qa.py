@@ -209,7 +209,8 @@ class RulerQaTask(ScoredByMetric):
         def fits(question: DocumentQuestion) -> bool:
             own = questions.own_documents(question, split)
             tokens = count_tokens(document_prompt(smallest, question, own))
-            too_long.extend([tokens] * (tokens > length))
+            if tokens > length:
+                too_long.append(tokens)
             return tokens <= length
 
         fitting = list(islice(filter(fits, asked), settings.count))
