@@ -181,8 +181,7 @@ def _notes(
         count = f"{few.prompts} prompts are" if few.prompts > 1 else f"{few.prompts} prompt is"
         notes.append(f"{count} too few to rank methods: {few.min_prompts} are the least.")
     if gaps:
-        first = best.settings[0].label
-        notes.append(f"Differences: {first} minus the other, paired by prompt.")
+        notes.append(f"Differences: {best.settings[0].label} minus the other, paired by prompt.")
     if len(best.compared) > len(best.settings) - next_one:
         notes.append("The best methods were picked on these prompts, which favours them.")
     if open_ones:

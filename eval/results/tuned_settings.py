@@ -44,9 +44,8 @@ class Scored:
     @property
     def label(self) -> str:
         """The setting in one word, `+p` where first and last tokens are always kept."""
-        return MethodSetting(
-            method=self.scorer, allocator=self.allocator, protected=self.protected
-        ).label
+        one = MethodSetting(method=self.scorer, allocator=self.allocator, protected=self.protected)
+        return one.label
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +62,9 @@ class Tuned:
 
     def chose(self, setting: MethodSetting) -> bool:
         """Whether `setting`, that of a report, is the chosen one."""
-        chosen = self.chosen
-        names = self.method, chosen.variant, chosen.allocator_name or chosen.allocator
-        same = names == (setting.method, setting.variant, setting.allocator)
-        return same and chosen.protected == setting.protected
+        one = self.chosen
+        ours = self.method, one.variant, one.allocator_name or one.allocator, one.protected
+        return ours == (setting.method, setting.variant, setting.allocator, setting.protected)
 
 
 @dataclass(frozen=True, kw_only=True)

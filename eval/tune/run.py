@@ -181,8 +181,7 @@ class Tuning:
         return Scored(
             scorer=search.spec(method), variant=method.variant,
             allocator=search.allocator_spec(method), allocator_name=method.allocator,
-            protected=method.protected, score=interval.mean,
-            interval=(interval.low, interval.high),
+            protected=method.protected, score=interval.mean, interval=(interval.low, interval.high),
         )  # fmt: skip
 
     def outcome(self) -> TunedSettings:

@@ -59,8 +59,7 @@ class Search:
         return Tuned(
             method=self.seeds[0].method, requested=self.requested, protocol=self.protocol,
             chosen=max(self.scored.values(), key=lambda scored: scored.score),
-            published=tuple(filter(None, map(self.scored.get, self.start))),
-            tried=len(self.scored),
+            published=tuple(filter(None, map(self.scored.get, self.start))), tried=len(self.scored),
         )  # fmt: skip
 
     def spec(self, method: Method) -> str:
@@ -78,11 +77,9 @@ class Search:
         made = method.allocator_object
         if made is None or type(made) in ALLOCATORS.values():
             return method.allocator
-        for text, one in self.allocators.items():
-            if one.name == made.name:
-                return text
-        kind = next(text for text, one in self.allocators.items() if type(one) is type(made))
-        return f"{kind.partition('(')[0]}({getattr(made, 'changes', '')})".removesuffix("()")
+        own = {one.name: text for text, one in self.allocators.items() if type(one) is type(made)}
+        kind, options = next(iter(own.values())).partition("(")[0], getattr(made, "changes", "")
+        return own.get(made.name) or f"{kind}({options})".removesuffix("()")
 
     def grids(self, setting: Method) -> dict[str, Sequence[Any]]:
         """Values of what can be changed about a setting, by where they stand in it."""

@@ -45,8 +45,7 @@ def test_missing_policies_are_refused():
         _methods("kvp", model="another")
     (bundled,) = _methods("kvp+global")
     assert (bundled.spec, bundled.policy) == ("kvp/nano+global", "nano")
-    in_memory = method_of(replace(bundled.scorer, metadata={}, label="mine"))
-    assert (in_memory.spec, in_memory.policy_seed) == ("kvp/mine", None)
+    assert method_of(replace(bundled.scorer, metadata={}, label="mine")).spec == "kvp/mine"
     with pytest.raises(PolicyError, match="--policies: there is no folder 'nowhere'"):
         _methods("kvp", policies="nowhere")
 

@@ -1,5 +1,4 @@
-"""Every scorer and allocator has a page in docs/methods that names its options and presets; every
-label, objective and task stands in a table of docs."""
+"""Scorers and allocators have pages in docs/methods; labels, objectives and tasks are in tables."""
 
 import re
 from dataclasses import MISSING, fields
@@ -63,16 +62,13 @@ def test_options_with_their_defaults(page, entry):
 def test_presets_with_their_options(page, entry):
     text = (PAGES / f"{page}.md").read_text()
     for preset, settings in entry.presets.items():
-        line = next((line for line in text.splitlines() if _names(line, preset)), None)
+        begins = (f"| `{preset}` |", f"Preset `{preset}`:")
+        line = next((line for line in text.splitlines() if line.startswith(begins)), None)
         assert line is not None, f"{page}.md does not name the preset {preset}"
         values = re.findall(r"\w+(?:\.\d+)?", line.split(preset, 1)[1])
         for option, value in settings.items():
             same = spelled(value) in values or f"{float(value):g}" in values
             assert same, f"{page}.md: {preset} sets {option} to {value}"
-
-
-def _names(line, preset):
-    return line.startswith((f"| `{preset}` |", f"Preset `{preset}`:"))
 
 
 def test_the_index_links_every_page():
@@ -95,7 +91,6 @@ def test_labels_and_objectives_are_in_the_help_of_their_flag_and_in_a_table(regi
 
 
 def test_tasks_or_their_groups_are_in_a_table():
-    tasks = {name for name, task in TASKS.items() if is_built_in(task)}
     named = _named_in_rows("data.md")
     of_groups = {task for group in named & GROUPS.keys() for task in GROUPS[group]}
-    assert tasks <= named | of_groups
+    assert {name for name, task in TASKS.items() if is_built_in(task)} <= named | of_groups

@@ -16,12 +16,8 @@ def fails():
 
 
 def test_own_code_is_named_and_that_of_kvp_keeps_its_error():
-    with (
-        pytest.raises(
-            UsageError, match=r"thing failed \(KeyError: 'oops'; test_user_errors.py line"
-        ),
-        user_errors(fails, "thing"),
-    ):
+    said = r"thing failed \(KeyError: 'oops'; test_user_errors.py line"
+    with pytest.raises(UsageError, match=said), user_errors(fails, "thing"):
         fails()
     with pytest.raises(KeyError), user_errors(ideal_cost, "thing"):
         fails()
@@ -46,21 +42,10 @@ def test_labels_that_return_no_importance_are_refused(importance, said):
 
 
 def test_objectives_that_return_no_losses_are_refused():
-    batch = Batch(
-        scores=[torch.zeros(2, 5)],
-        importances=[torch.ones(2, 5)],
-        counted=torch.ones(1, 2, dtype=torch.bool),
-        seeds=[0],
-    )
-
-    def total(batch, recipe):
-        return batch.scores[0].sum(), {}
-
+    scores, counted = [torch.zeros(2, 5)], torch.ones(1, 2, dtype=torch.bool)
+    batch = Batch(scores=scores, importances=scores, counted=counted, seeds=[0])
+    total, losses, each = torch.zeros(()), torch.zeros(2), {"each": torch.ones(2)}
     with pytest.raises(UsageError, match=r"returned losses \(\), expected one for each head: 2"):
-        compute_losses(total, batch, PRESETS["fourier"])
-
-    def listed(batch, recipe):
-        return batch.scores[0].sum(-1), {"each": torch.ones(2)}
-
+        compute_losses(lambda *_: (total, {}), batch, PRESETS["fourier"])
     with pytest.raises(UsageError, match="--objective listwise failed"):
-        compute_losses(listed, batch, PRESETS["fourier"])
+        compute_losses(lambda *_: (losses, each), batch, PRESETS["fourier"])

@@ -13,7 +13,6 @@ from train.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "all_methods"
-PROTOCOLS = ("query_aware", "query_agnostic")
 
 
 def _bash(*arguments, **options):
@@ -29,12 +28,8 @@ def test_its_script_names_its_steps():
 def test_steps_call_the_programs_in_their_order(tmp_path):
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, line in (
-        ("kvp-collect", 'echo "collect $*"'),
-        ("kvp-eval", 'echo "eval $*"'),
-        ("kvp", 'echo "$*"'),
-    ):
-        (programs / name).write_text(f"#!/bin/bash\n{line}\n")
+    for name, said in {"kvp-collect": "collect $*", "kvp-eval": "eval $*", "kvp": "$*"}.items():
+        (programs / name).write_text(f'#!/bin/bash\necho "{said}"\n')
         (programs / name).chmod(0o755)
     settings = {"BIN": str(programs), "RUN": str(tmp_path / "run"), "SETTINGS": str(tmp_path)}
     environment = {**os.environ, **settings, "SEEDS": "3", "NAMES": "one,three"}
@@ -58,12 +53,11 @@ def test_its_settings_are_valid():
     methods, names = settings.stdout.splitlines()
     tuned = split_list(methods)
     assert len(make_searches(TuneConfig(out="out", methods=methods))) == len(tuned)
-    for protocol in PROTOCOLS:
+    for protocol in ("query_aware", "query_agnostic"):
         chosen = load_settings(ROOT / "benchmarks/results/tuning" / f"{protocol}.json")
         assert {entry.method for entry in chosen.methods} == {*tuned, "kvp"}
         assert set(chosen.data["tasks"]) == set(split_list(names))
     path = str(ROOT / "configs" / "all_methods" / "train.yaml")
-    trained = parse(
-        TrainConfig, ["--config", path, "--traces", "t", "--out", "o"], prog="kvp train"
-    )
+    flags = ["--config", path, "--traces", "t", "--out", "o"]
+    trained = parse(TrainConfig, flags, prog="kvp train")
     assert trained.recipe().objective == "listwise"

@@ -40,15 +40,9 @@ class Label:
     write them have 1."""
 
     def importance_of(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        prefix_length: int,
-        stop: int,
-        replies: Sequence[tuple[int, int]] = (),
-        *,
-        name: str,
-    ) -> Tensor:
+        self, queries: Tensor, keys: Tensor, prefix_length: int, stop: int,
+        replies: Sequence[tuple[int, int]] = (), *, name: str,
+    ) -> Tensor:  # fmt: skip
         """The label from the queries of a trace, shapes as `FromQueries`.
 
         `replies` are the [start, stop) token ranges that the assistant wrote. Raises UsageError,

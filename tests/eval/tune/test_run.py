@@ -6,6 +6,7 @@ import re
 import shutil
 from collections import Counter
 from functools import partial
+from itertools import product
 from statistics import mean
 from types import SimpleNamespace
 
@@ -23,9 +24,7 @@ from policies import make_scorer
 
 main = partial(run_program, "tune")
 
-SHARED = {
-    "tasks": "niah_single_1", "length": 300, "budgets": "20%,50%", "max_new_tokens": 4,
-}  # fmt: skip
+SHARED = {"tasks": "niah_single_1", "length": 300, "budgets": "20%,50%", "max_new_tokens": 4}
 
 
 def _flags(model, out, **changes):
@@ -45,27 +44,13 @@ def tuned(tmp_path_factory, model_folder):
     return out
 
 
-@pytest.fixture(scope="module")
-def evaluated(tuned, model_folder):
-    out = tuned.parent / "test"
-    flags = _flags(
-        model_folder, out, methods=f"full,knorm,tuned:{tuned}", prompts=2, timing_prompts=0
-    )
-    assert evaluate(flags) == 0
-    return out
-
-
-OWN = """
-from dataclasses import dataclass
-from policies.base import BaseScorer
+OWN = """from dataclasses import dataclass
+from policies.keydiff import KeyDiff
 from policies.allocators.uniform import Uniform
-
 @dataclass(frozen=True, kw_only=True)
-class Mine(BaseScorer):
+class Mine(KeyDiff):
     step: int = 1
     base_name, grid = "other", {"step": (1, 2)}
-    score = lambda self, view: view.keys[..., 0].float()
-
 @dataclass(frozen=True, kw_only=True)
 class Even(Uniform):
     lift: int = 1
@@ -100,11 +85,7 @@ def test_every_method_and_protocol_gets_the_same_settings(tuned):
     settings = load_settings(tuned)
     assert settings.split == "validation"
     found = [(entry.protocol, entry.method) for entry in settings.methods]
-    assert found == [
-        (protocol, method)
-        for protocol in ("query_aware", "query_agnostic")
-        for method in ("keydiff", "snapkv")
-    ]
+    assert found == [*product(("query_aware", "query_agnostic"), ("keydiff", "snapkv"))]
     assert all(10 <= entry.tried <= 20 for entry in settings.methods)
     assert any(entry.tried == 10 for entry in settings.methods)
     snapkv = settings.methods[1]
@@ -163,8 +144,10 @@ def test_the_chosen_settings_reproduce(tuned, model_folder, tmp_path):
         assert mean(scores) == pytest.approx(chosen.score)
 
 
-def test_kvp_eval_runs_the_chosen_settings_on_other_prompts(evaluated, tuned):
-    records = list(read_records(evaluated / "rows.jsonl"))
+def test_kvp_eval_runs_the_chosen_settings_on_other_prompts(tuned, model_folder, tmp_path):
+    methods = f"full,knorm,tuned:{tuned}"
+    assert evaluate(_flags(model_folder, tmp_path, methods=methods, prompts=2)) == 0
+    records = list(read_records(tmp_path / "rows.jsonl"))
     for entry in load_settings(tuned).methods:
         chosen = entry.chosen
         runs = {
@@ -173,10 +156,9 @@ def test_kvp_eval_runs_the_chosen_settings_on_other_prompts(evaluated, tuned):
             if (record["method"], record["protocol"]) == (entry.method, entry.protocol)
         }
         assert runs == {(chosen.variant, chosen.allocator, chosen.protected)}
-    assert {record["protected"] for record in records if record["method"] == "knorm"} == {
-        True, False,
-    }  # fmt: skip
-    manifest = json.loads((evaluated / "manifest.json").read_text())
+    knorm = {record["protected"] for record in records if record["method"] == "knorm"}
+    assert knorm == {True, False}
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
     (recorded,) = manifest["tuned"].values()
     assert len(recorded["methods"]) == 4
 

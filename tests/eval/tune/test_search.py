@@ -23,10 +23,6 @@ def _search(search, score, count=48):
     return {setting: scored.score for setting, scored in search.scored.items()}
 
 
-def _best(scores):
-    return max(scores, key=scores.get)
-
-
 def _peak(**at):
     """Highest at these values of the scorer's options, falling by octaves."""
 
@@ -45,9 +41,8 @@ def test_every_method_gets_the_same_number_of_settings(name):
     scores = _search(_subject(name), lambda setting: float(setting.protected), 40)
     assert len(scores) == 40
     assert {setting.protected for setting in scores} == {True, False}
-    assert {setting.allocator.partition("(")[0] for setting in scores} >= {
-        "uniform", "pyramid", "ada", "global",
-    }  # fmt: skip
+    tried = {setting.allocator.partition("(")[0] for setting in scores}
+    assert tried >= {"uniform", "pyramid", "ada", "global"}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +59,7 @@ def test_every_method_gets_the_same_number_of_settings(name):
 )
 def test_the_best_numbers_are_enclosed_wherever_they_are(length, count, at, found, tried):
     scores = _search(_subject("snapkv", length), _peak(**at), count)
-    best = _best(scores).scorer
+    best = max(scores, key=scores.get).scorer
     assert all(getattr(best, name) in values for name, values in found.items())
     assert len(scores) == tried
 
@@ -73,7 +68,7 @@ def test_options_that_exclude_each_other_are_tried_apart():
     scores = _search(_subject("h2o"), lambda setting: float(setting.scorer.recents))
     windows = {setting.scorer.window for setting in scores}
     assert {0, 4, 8, 16, 32, 64} <= windows  # with recents=false, though recents=true is best
-    assert _best(scores).scorer.recents
+    assert max(scores, key=scores.get).scorer.recents
 
 
 def test_a_longer_search_begins_with_a_shorter_one():
@@ -88,4 +83,4 @@ def test_what_the_specification_names_is_fixed():
     assert [(one.spec, one.protected) for one in scores] == [
         ("lagkv(n_sink=1,lag=16)+global", True), ("lagkv(n_sink=1,lag=16)+global", False),
     ]  # fmt: skip
-    assert not _best(scores).protected
+    assert not max(scores, key=scores.get).protected

@@ -1,6 +1,4 @@
-import sys
 from dataclasses import replace
-from types import ModuleType
 
 import pytest
 import torch
@@ -28,12 +26,9 @@ def test_every_label_of_the_registry_is_one():
 
 @pytest.mark.parametrize(
     ("label", "expected"),
-    [("max_future_attention", max_future_attention), ("my_labels:OWN", last_query)],
+    [("max_future_attention", max_future_attention), (f"{__name__}:OWN", last_query)],
 )
-def test_contexts_carry_the_importance_of_their_label(label, expected, store, monkeypatch):
-    package = ModuleType("my_labels")
-    package.OWN = OWN  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "my_labels", package)
+def test_contexts_carry_the_importance_of_their_label(label, expected, store):
     reader = TraceReader(store)
     source = ContextSource(reader, memory_bytes=10**7, label=label)
     context = source.context(CompressionPoint(sequence=1, prefix_length=60, stop=90))
