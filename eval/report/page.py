@@ -158,16 +158,17 @@ def _picture(data: PageData, comparison: Comparison, name: str, measure: str) ->
         f"{model_name(data.results)}, at most {data.results.setting('length')} tokens",
         *(["unfinished: ranks no method"] if comparison.unfinished else ()),
     ]
-    which = "each method in its tuned or default setting"
+    which = "Methods have their tuned or default settings"
     if best and best.learned:
-        which = f"each untuned method in the setting that is best at {best.budget}, at every budget"
+        which = "A method that was not tuned has the same setting at every budget, the one that is "
+        which += f"best at {best.budget}"
     families = {setting.family for setting in shown}
     left_out = [one.family for one in comparison.choices if one.family not in families]
-    which += f"; not drawn: {', '.join(left_out)}" if left_out else ""
+    which += f". Not drawn: {', '.join(left_out)}" if left_out else ""
     return Picture(
         name=name,
         figure=figures.draw_quality(comparison, shown, data.styles, title),
-        caption=f"{measure} against budget, {which}.",
+        caption=f"{measure} against budget. {which}.",
     )
 
 

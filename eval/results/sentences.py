@@ -60,13 +60,13 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
 def smallest_budgets(comparison: Comparison) -> list[str]:
     """The smallest budget at which each method of `best` loses little to the full cache.
 
-    A line of those that have one, one of those that lose more in the mean at the largest budget,
-    and one of those of which too few prompts show it there.
+    A line of those that have one. Of the others, at the largest budget: one of those that lose
+    more, one of those that do so in the mean alone, and one of which too few prompts tell.
     """
     best, full = comparison.best, comparison.full
     if best is None or full is None or comparison.kind != "accuracy":
         return []
-    shown, lost, unshown = list[str](), list[str](), list[str]()
+    shown, lost, in_mean, unshown = (list[str]() for _ in range(4))
     specs = sorted({spec for _, spec in comparison.cells} - {SELF_SIZED, FULL}, key=budget_order)
     for setting in [one for one in best.settings if one.method not in NULLS]:
         gaps = {
@@ -79,8 +79,11 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
         smallest, open_one = stats.find_smallest_budget(gaps)
         said, words, largest = shown, f" {smallest}", next(iter(gaps))
         if smallest is None:
-            few, words = gaps[largest].mean > -stats.RESOLUTION, ""
-            said, open_one = (unshown, largest) if few else (lost, None)
+            said, words, open_one = lost, "", None
+            if gaps[largest].mean > -stats.RESOLUTION:
+                said, open_one = unshown, largest
+            elif gaps[largest].high > -stats.RESOLUTION:
+                said = in_mean
         if open_one:
             number = stats.prompts_to_hold(gaps[open_one])
             words += f" (at {open_one} about {number:,} prompts would show it)"
@@ -89,6 +92,8 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
         "Smallest budget of those run that loses at most 5 points to the full cache (95 % "
         "confidence): ": shown,
         "More than 5 points are lost to the full cache at the largest budget: ": lost,
+        "In the mean more than 5 points are lost to the full cache at the largest budget, but "
+        "these prompts are too few to be sure: ": in_mean,
         "Too few prompts to show that at most 5 points are lost to the full cache: ": unshown,
     }
     return [f"{case}{'; '.join(said)}." for case, said in cases.items() if said]

@@ -330,4 +330,4 @@ def test_a_large_report_is_below_two_megabytes(tmp_path, write_results, made):
     page = _report(write_results(tmp_path / "r", records=records, timing=timing))
     assert len(page.encode()) < 2e6
     assert "of up to 8 prompts per task" in page
-    assert "; not drawn: kvpress" in page
+    assert ". Not drawn: kvpress" in page
