@@ -162,7 +162,11 @@ def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:
     @in_python()
     @wraps(function)
     def taking_names(*args: Any, **options: Any) -> Any:  # noqa: ANN401
-        given = signature(function).bind(*args, **options)
+        known = signature(function)
+        if unknown := [name for name in options if name not in known.parameters]:
+            near = did_you_mean(unknown[0], known.parameters) or "; `budget` says how much stays"
+            raise TypeError(f"{function.__name__} has no argument {unknown[0]!r}{near}")
+        given = known.bind(*args, **options)
         sides = given.arguments["scorer"], given.arguments.get("allocator")
         if any(isinstance(side, str) for side in sides):
             scorer, allocator = import_own("policies").resolve_method(*sides)

@@ -2,19 +2,7 @@
 
 `fourier` is all defaults of `Recipe` (docs/results/smollm2_details.md). `paper` follows the KVP
 paper (section 3, Algorithm 1, appendix A.2) and, where the paper is silent, the facts known about
-its released code. Differences that remain:
-
-- RLOO baselines are taken within one context (Algorithm 1). The released code draws one permutation
-  of each of 128 sequences and takes the mean over sequences; 16 contexts x 8 permutations keep its
-  number of episodes per step.
-- The compression point is uniform over the sequence, as Algorithm 1 says. The released RULER
-  pipeline always compresses at the end of the prompt (`--compress_prompt 1 --compress_uniform 0`).
-- All heads train in one job, each by itself: advantages are normalised over the episodes of one
-  head in one step, gradients clipped per head.
-- The averaging of weights reaches its decay of 0.99 about 900 steps after the warm-up instead of at
-  once (`train.learning.optim.average_decay`).
-- Weights, scores and optimiser are float32; the released code trains in bfloat16.
-- The position table has 12,288 rows; the paper's parameter counts fit 10 to 12 thousand.
+its released code; that page lists the differences that remain.
 
 No torch here: `kvp train --help` reads these defaults.
 """

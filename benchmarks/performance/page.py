@@ -18,12 +18,8 @@ Report = Mapping[str, Any]
 Reports = Mapping[tuple[str, str], Report]
 
 HEADING = "# Performance\n"
-REAL = """Models have random weights; real ones on a CPU are on other pages:
-[Qwen2.5-Coder](results/qwen2.5-coder_details.md#cost), [SmolLM2](results/speed.md),
-[vLLM](results/engines.md#speed-and-memory-in-vllm).
-"""
-INTRODUCTION = """Each table is of one run. Processor time is of all threads.
-`python -m benchmarks.performance` writes this page from the linked JSON files, which also have
+INTRODUCTION = """Models have random weights. Each table is of one run. Processor time is of all
+threads. `python -m benchmarks.performance` writes this page from the linked JSON files, which also have
 cores, versions, load, medians and rounds. [Speed]({speed}) says what the numbers decided.
 """
 COMMAND = "python -m benchmarks.performance"
@@ -52,7 +48,7 @@ def page_text(reports: Reports, folder: str, speed: str) -> str:
     measured = [part for part in PARTS if part.cpu is not None or (part.name, "cuda") in reports]
     sections = [_section(part, reports, folder) for part in measured]
     told = " ".join(report["conclusion"] for report in reports.values() if "conclusion" in report)
-    head = [HEADING, *([f"{fill(told)}\n"] if told else ()), REAL, INTRODUCTION.format(speed=speed)]
+    head = [HEADING, *([f"{fill(told)}\n"] if told else ()), INTRODUCTION.format(speed=speed)]
     return "\n".join([*head, _without_gpu(reports), *sections])
 
 

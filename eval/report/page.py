@@ -44,7 +44,8 @@ _READING = (
     "Question seen (query_aware): the prompt is compressed after its question; question not seen "
     "(query_agnostic): before it. Without +ada or +global every head keeps as many tokens, as in "
     "llama.cpp. Behind a budget, in brackets: tokens per KV head. Bold curves: the "
-    "methods that sentences name; grey ones: nulls. Bars are intervals.",
+    "methods that sentences name; grey ones: nulls. Bars are intervals. Evidence kept: the share "
+    "of the tokens with the right answer that a KV head still holds, mean over heads.",
     "Nulls score nothing, so a method has to beat the best one with the same protection, paired by "
     "prompt. Stars and daggers: the difference is not 0, at 5 % after Holm's correction.",
 )
@@ -160,8 +161,8 @@ def _picture(data: PageData, comparison: Comparison, name: str, measure: str) ->
     ]
     which = "Methods have their tuned or default settings"
     if best and best.learned:
-        which = "A method that was not tuned has the same setting at every budget, the one that is "
-        which += f"best at {best.budget}"
+        which = f"Methods that were not tuned have the setting that is best at {best.budget} on "
+        which += "these prompts, at every budget; tables have the one nearest to the default"
     families = {setting.family for setting in shown}
     left_out = [one.family for one in comparison.choices if one.family not in families]
     which += f". Not drawn: {', '.join(left_out)}" if left_out else ""

@@ -190,7 +190,8 @@ class Comparison:
             return None
 
         def rank(methods: Iterable[MethodSetting]) -> list[MethodSetting]:
-            return sorted(methods, key=lambda one: -self.measure.goodness(self.cells[one, budget]))
+            goodness = {one: self.measure.goodness(self.cells[one, budget]) for one in methods}
+            return sorted(goodness, key=lambda one: (-goodness[one], one not in self.choices))
 
         learned = [setting for setting in compared if setting.method == LEARNED][:1]
         others = rank(setting for setting in compared if setting.method != LEARNED)
@@ -285,7 +286,7 @@ def choose_settings(
             best, entry, split = max(found, key=lambda choice: choice[1].chosen.score)
             how = f", chosen on {split} ({entry.tried} settings)" if entry.tried > 1 else ""
         elif len(family) > 1:
-            how = f", the default; {len(family)} settings were run"
+            how = f", nearest to the default of {len(family)} settings"
         chosen[best] = f"{best.details}{how}"
     return chosen
 

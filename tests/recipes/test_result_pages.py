@@ -43,7 +43,7 @@ TRAINED = {
     "KVzap, equal counts": ("trained", "kvzap", FREE),
     "KVzip, equal counts": ("trained", "kvzip", FREE),
     "KVzip as published (global:kvzip)": ("published", "kvzip", "+global:kvzip, unprotected"),
-    "ContrastKV as published (global:kvzip)":
+    "ContrastKV with beta=0 and that allocator":
         ("published", "contrastkv", "beta=0, +global:kvzip, unprotected"),
     "SnapKV (kernel 31), global": ("snapkv-global", "snapkv", f"kernel=31, {GLOBAL}"),
     "H2O, default, ada": ("ruler", "h2o", ADA),
