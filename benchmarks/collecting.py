@@ -31,7 +31,7 @@ from benchmarks.measuring import options, rows_of, write_report
 from benchmarks.models import model_of
 from kvp.data.task import Sample
 from kvp.hf import geometry_of, load_model
-from kvp.hf.trace import Recorded, collect_all
+from kvp.hf.trace import RecordingSettings, collect_all
 from kvp.store import StorePlan, TraceWriter
 from trace_collect.config import CollectConfig
 
@@ -143,7 +143,7 @@ def _collected(
         geometry=geometry_of(model.config), dtype=str(model.dtype).removeprefix("torch."),
         max_tokens=config.max_tokens, sequences=config.sequences,
     )  # fmt: skip
-    recorded = Recorded(continuation="model", max_new_tokens=args.max_new_tokens)
+    recorded = RecordingSettings(continuation="model", max_new_tokens=args.max_new_tokens)
     made = collect_all(model, tokenizer, enumerate(samples), recorded, rows=batch_size)
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder, "store")

@@ -82,10 +82,10 @@ class Method(MethodSetting):
         return self.self_sized or self.tokens(cached) < cached
 
 
-Given = str | Scorer | type[Scorer] | tuple[Scorer | type[Scorer], Allocator]
+MethodArgument = str | Scorer | type[Scorer] | tuple[Scorer | type[Scorer], Allocator]
 
 
-def _sides(method: Given) -> tuple[str | Scorer, str | Allocator | None]:
+def _sides(method: MethodArgument) -> tuple[str | Scorer, str | Allocator | None]:
     """Scorer and allocator of a method; a name stays a name, a class becomes an object."""
     if isinstance(method, str):
         return split_method(method)
@@ -93,14 +93,14 @@ def _sides(method: Given) -> tuple[str | Scorer, str | Allocator | None]:
     return make_scorer(scorer), None if allocator is None else make_allocator(allocator)
 
 
-def recorded_spec(method: Given) -> str:
+def recorded_spec(method: MethodArgument) -> str:
     """How the settings of a run record a method."""
     if isinstance(method, str):
         return method
     return "+".join(getattr(side, "name", "") for side in _sides(method) if side is not None)
 
 
-def _tuned_path(method: Given) -> str | None:
+def _tuned_path(method: MethodArgument) -> str | None:
     name, colon, path = method.partition(":") if isinstance(method, str) else ("", "", "")
     return path.strip() if colon and name.strip() == TUNED else None
 
@@ -111,7 +111,7 @@ def protected_tokens(config: ProtectionConfig) -> Protection:
 
 
 def build_methods(
-    methods: Sequence[Given],
+    methods: Sequence[MethodArgument],
     *,
     allocators: Sequence[str] = (UNIFORM,),
     policies: Sequence[str] = (),
@@ -184,7 +184,7 @@ def _methods_of(scorer: str | Scorer, policies: Sequence[str], seed: int) -> lis
         raise UsageError(f"--methods: {error}") from None
 
 
-def _refuse_unnamed(settings: TunedSettings, text: str, given: Iterable[Given]) -> None:
+def _refuse_unnamed(settings: TunedSettings, text: str, given: Iterable[MethodArgument]) -> None:
     """Raise UsageError where a settings file names what is not kvp's own and no caller named."""
     texts = [one for one in given if isinstance(one, str) and _tuned_path(one) is None]
     named = {side.partition("(")[0] for one in texts for side in split_method(one) if side}

@@ -140,7 +140,7 @@ class Evaluation(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
+class LoadedModel:
     """A model that a Python caller has loaded; a config describes it by name, dtype and device."""
 
     model: PreTrainedModel
@@ -148,7 +148,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedRun:
     """A run that may begin."""
 
     geometry: Geometry
@@ -174,7 +174,7 @@ def methods_of(config: EvalConfig) -> tuple[Method, ...]:
 
 
 def read_model(
-    config: EvalConfig, methods: Sequence[Method], loaded: Loaded | None = None
+    config: EvalConfig, methods: Sequence[Method], loaded: LoadedModel | None = None
 ) -> tuple[Geometry, PreTrainedTokenizerBase, int | None]:
     """Geometry, tokenizer and number of positions (None: no limit) of a model.
 
@@ -192,9 +192,9 @@ def read_model(
 
 
 def prepare(
-    config: EvalConfig, methods: Sequence[Method], loaded: Loaded | None = None,
+    config: EvalConfig, methods: Sequence[Method], loaded: LoadedModel | None = None,
     default_budgets: str = EvalConfig.budgets,
-) -> Prepared:  # fmt: skip
+) -> PreparedRun:  # fmt: skip
     """Load and check all but the weights; raises KvpError on anything the user can mend.
 
     Notes on budgets are only made where they are not `default_budgets`.
@@ -224,7 +224,7 @@ def prepare(
         planned[task, protocol] = list(reversed(by_key.values()))
         if config.budgets != default_budgets:  # somebody named them
             notes += small
-    return Prepared(
+    return PreparedRun(
         geometry=geometry, tokenizer=tokenizer, methods=methods, prompts=tuple(prompts),
         work=tuple(Evaluation(prompt, name, planned[prompt.task, name]) for prompt, name in work),
         notes=tuple(dict.fromkeys(notes)),

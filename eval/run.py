@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eval.config import EvalConfig
 from eval.evaluate import Bench, evaluate_prompt
 from eval.methods import Method, file_digests, find_trained_tasks, policies_of, recorded_spec
-from eval.prepare import Loaded, Prepared, methods_of, prepare
+from eval.prepare import LoadedModel, PreparedRun, methods_of, prepare
 from eval.results.comparison import compare_all
 from eval.results.folder import (
     Results,
@@ -65,18 +65,17 @@ from kvp.progress import phase, say
 
 
 def run(
-    config: EvalConfig, loaded: Loaded | None = None, *,
+    config: EvalConfig, loaded: LoadedModel | None = None, *,
     temporary: bool = False, printed: bool = True,
 ) -> Sequence[Mapping[str, Any]]:  # fmt: skip
     """Run kvp eval and return the records of rows.jsonl, those of earlier runs included.
 
     A worker that ends while others are at work returns none: the last one closes the run.
 
-    `config.methods` may be a list that holds objects (`eval.methods.Given`); `loaded` is the model
-    that `config.model` only names, `temporary` says that nobody will look at the folder,
+    `config.methods` may be a list that holds objects (`eval.methods.MethodArgument`); `loaded` is
+    the model that `config.model` only names, `temporary` says that nobody will look at the folder,
     `printed` that the closing table is printed. With `dry_run` nothing is written, and the records
-    are those of the one prompt that was measured.
-    Raises KvpError on anything the user can mend.
+    are those of the one prompt that was measured. Raises KvpError on anything the user can mend.
     """
     named = all(isinstance(method, str) for method in config.method_list)
     if config.engine == "ray" and (loaded or not named):
@@ -103,7 +102,7 @@ def run(
 
 
 def _run_here(
-    config: EvalConfig, methods: Sequence[Method], loaded: Loaded | None
+    config: EvalConfig, methods: Sequence[Method], loaded: LoadedModel | None
 ) -> Results | None:
     digests = file_digests(config.policy_list, methods)
     with open_folder(config, digests, shared=config.worker.shared) as output:
@@ -134,7 +133,9 @@ def _run_with_ray(config: EvalConfig, methods: Sequence[Method]) -> Results | No
     return results
 
 
-def _prepare(config: EvalConfig, methods: Sequence[Method], loaded: Loaded | None) -> Prepared:
+def _prepare(
+    config: EvalConfig, methods: Sequence[Method], loaded: LoadedModel | None
+) -> PreparedRun:
     """Check everything that needs no weights, and print how much work there is."""
     phase("preparing prompts")
     prepared = prepare(config, methods, loaded)
@@ -152,7 +153,7 @@ def _prepare(config: EvalConfig, methods: Sequence[Method], loaded: Loaded | Non
 
 
 def _evaluate_into(
-    output: OutputFolder, prepared: Prepared, bench: Bench, digests: Mapping[str, str]
+    output: OutputFolder, prepared: PreparedRun, bench: Bench, digests: Mapping[str, str]
 ) -> Results | None:
     """Evaluate into a claimed folder, whose manifest is written first."""
     config = bench.config
@@ -200,7 +201,7 @@ def _evaluate_into(
     return results
 
 
-def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
+def planned_rows(prepared: PreparedRun) -> list[dict[str, Any]]:
     """`planned` of the manifest (`eval.results.folder.count_done_prompts`)."""
     runs: dict[tuple[Any, ...], dict[str, int]] = {}
     by_task = group_by(prepared.work, lambda one: (one.prompt.task, one.protocol))
@@ -213,7 +214,7 @@ def planned_rows(prepared: Prepared) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def measure_dry_run(bench: Bench, prepared: Prepared) -> list[Record]:
+def measure_dry_run(bench: Bench, prepared: PreparedRun) -> list[Record]:
     """Measure one prompt and estimate the time of the others; returns its records."""
     prompt, protocol, methods = prepared.work[0]
     phase(f"measuring one prompt of {prompt.task}")
@@ -230,7 +231,7 @@ def measure_dry_run(bench: Bench, prepared: Prepared) -> list[Record]:
     return records
 
 
-def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) -> None:
+def measure_times(bench: Bench, prepared: PreparedRun, prompts: int, file: Path) -> None:
     """The timing pass, on the first `prompts` prompts of one kind, generated answers preferred."""
     work = prepared.work
     prompt, protocol, methods = next((one for one in work if not one.prompt.forced), work[0])
@@ -241,7 +242,7 @@ def measure_times(bench: Bench, prepared: Prepared, prompts: int, file: Path) ->
 
 
 def run_from_python(
-    config: EvalConfig, loaded: Loaded | None = None, *, temporary: bool = False
+    config: EvalConfig, loaded: LoadedModel | None = None, *, temporary: bool = False
 ) -> pd.DataFrame:
     """`run`, also of a loaded model; a row per record, in a frame that says what is unfinished."""
     if loaded is None:
@@ -262,7 +263,7 @@ def run_from_python(
 
 def loaded_model(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, settings: Mapping[str, Any]
-) -> Loaded:
+) -> LoadedModel:
     """A caller's model and tokenizer; UsageError where one is missing or settings contradict it."""
     if tokenizer is None:
         raise UsageError("model= is a model object: give its tokenizer=, too")
@@ -270,7 +271,7 @@ def loaded_model(
         raise UsageError(f"{given[0]}= is the model's own: leave it out, or name the model")
     model = unwrap_model(model)
     check_model(model)
-    return Loaded(model=model, tokenizer=tokenizer)
+    return LoadedModel(model=model, tokenizer=tokenizer)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import torch
 from eval.config import EvalConfig
 from eval.evaluate import Bench, evaluate_together, identify
 from eval.methods import Method
-from eval.prepare import Evaluation, Loaded, Prepared
+from eval.prepare import Evaluation, LoadedModel, PreparedRun
 from eval.results.records import RecordFile, group_by, key_of
 from kvp.devices import device_of_rank
 from kvp.errors import ResultsError
@@ -29,7 +29,7 @@ ALONE = Rank()
 
 
 def load_bench(
-    config: EvalConfig, methods: Iterable[Method], loaded: Loaded | None = None
+    config: EvalConfig, methods: Iterable[Method], loaded: LoadedModel | None = None
 ) -> Bench:
     """Load the model; ModelError, naming the method, where it lacks what one of them reads."""
     torch.manual_seed(config.seed)
@@ -44,7 +44,7 @@ def load_bench(
     return Bench(model=model, tokenizer=tokenizer, config=config)
 
 
-def evaluate_all(bench: Bench, prepared: Prepared, file: RecordFile, rank: Rank = ALONE) -> None:
+def evaluate_all(bench: Bench, prepared: PreparedRun, file: RecordFile, rank: Rank = ALONE) -> None:
     """Append the records that the share of one process lacks; ResultsError as `WorkPieces`."""
     work = WorkPieces(bench.config, prepared, file)
     share = rank.share(range(len(work)))
@@ -83,7 +83,7 @@ def by_prefill(work: Iterable[Evaluation]) -> list[list[Evaluation]]:
 class WorkPieces:
     """The pieces of a run, numbered alike in all its processes, and which of them are done."""
 
-    def __init__(self, config: EvalConfig, prepared: Prepared, file: RecordFile) -> None:
+    def __init__(self, config: EvalConfig, prepared: PreparedRun, file: RecordFile) -> None:
         """Append to `file`; ResultsError where it answers other prompts of the same names."""
         for prompt in prepared.prompts:
             digest = file.digests.get((prompt.task, prompt.sample.id))

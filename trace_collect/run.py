@@ -23,7 +23,7 @@ from kvp.hf.loading import load_configured_model, load_configured_tokenizer
 from kvp.hf.model_access import known_output_gram
 from kvp.hf.model_identity import model_identity, weights_digest
 from kvp.hf.rotary import known_frequencies
-from kvp.hf.trace import Recorded, check_reach, collect_all, default_batch_size
+from kvp.hf.trace import RecordingSettings, check_reach, collect_all, default_batch_size
 from kvp.program.ray_workers import do_with_ray
 from kvp.progress import Progress, phase
 from kvp.store import StorePlan, Trace, TraceWriter, planned_bytes
@@ -148,7 +148,7 @@ def _collect(config: CollectConfig, prompts: CollectionPlan) -> None:
     """Collect in this process, alone or as one of several; sequences are written meanwhile."""
     phase(f"loading {config.model}")
     model, tokenizer = load_configured_model(config, device_of_rank(config.device, config.worker))
-    recorded = Recorded(
+    recorded = RecordingSettings(
         continuation=config.answers, max_new_tokens=config.max_new_tokens, labels=config.label_list
     )
     rows = config.batch_size or default_batch_size(

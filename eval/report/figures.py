@@ -89,10 +89,10 @@ def line_styles(families: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     return styles
 
 
-Shown = Mapping[MethodSetting, bool]
+DrawnSettings = Mapping[MethodSetting, bool]
 
 
-def drawn_settings(comparison: Comparison, maximum: int = 12) -> Shown:
+def drawn_settings(comparison: Comparison, maximum: int = 12) -> DrawnSettings:
     """At most `maximum` settings for a figure, and whether it draws them in front.
 
     Each method in the setting that counts (`Comparison.best_at`). In front: the full cache, the
@@ -112,7 +112,7 @@ def drawn_settings(comparison: Comparison, maximum: int = 12) -> Shown:
 
 
 def draw_quality(
-    comparison: Comparison, shown: Shown, styles: Mapping[str, Mapping[str, Any]],
+    comparison: Comparison, shown: DrawnSettings, styles: Mapping[str, Mapping[str, Any]],
     title: Sequence[str],
 ) -> Figure:  # fmt: skip
     """Curves, those in front with intervals; the full cache is a horizontal line.

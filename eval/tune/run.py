@@ -26,7 +26,7 @@ from eval.methods import (
     registered_method,
     with_allocator,
 )
-from eval.prepare import Evaluation, Prepared, prepare, too_small
+from eval.prepare import Evaluation, PreparedRun, prepare, too_small
 from eval.results.folder import open_folder, write_manifest
 from eval.results.names import ROWS
 from eval.results.records import RecordFile, group_by, key_of, seal
@@ -99,7 +99,7 @@ def _make_search(config: TuneConfig, spec: str, allocator_spec: str | None) -> S
 class Tuning:
     """What all measurements of a run share."""
 
-    def __init__(self, config: TuneConfig, prepared: Prepared, searches: Sequence[Search]) -> None:
+    def __init__(self, config: TuneConfig, prepared: PreparedRun, searches: list[Search]) -> None:
         """Raise UsageError on prompts or budgets whose scores would not be comparable."""
         self.config, self.prepared = config, prepared
         self.budgets = config.evaluation.budget_list

@@ -52,7 +52,7 @@ def check_reach(config: PreTrainedConfig, name: str, length: int, max_new_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
+class RecordingSettings:
     """What is recorded of every sequence."""
 
     continuation: Literal["model", "reference"]
@@ -67,7 +67,7 @@ def collect_all(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     samples: Iterable[tuple[int, Sample]],
-    recorded: Recorded,
+    recorded: RecordingSettings,
     *,
     rows: int,
 ) -> Iterator[Trace]:
@@ -108,7 +108,7 @@ def _trace_sequence(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     record: SequenceRecord,
-    recorded: Recorded,
+    recorded: RecordingSettings,
 ) -> Trace:
     """What attention saw of one sequence, on the CPU."""
     ids = torch.tensor([record.token_ids], device=model.device)

@@ -4,7 +4,7 @@ import pytest
 
 from eval.config import EvalConfig
 from eval.methods import Method
-from eval.prepare import Loaded, load_prompts, methods_of, plan, prepare
+from eval.prepare import LoadedModel, load_prompts, methods_of, plan, prepare
 from kvp.budgets import parse_budgets
 from kvp.errors import UsageError
 from kvp.hf import load_model
@@ -24,7 +24,7 @@ def _prepared(folder, loaded=False, **settings):
     if not loaded:
         return prepare(config, methods_of(config))
     model, tokenizer = load_model(str(folder))
-    return prepare(config, methods_of(config), Loaded(model=model, tokenizer=tokenizer))
+    return prepare(config, methods_of(config), LoadedModel(model=model, tokenizer=tokenizer))
 
 
 def test_small_budgets_are_noted_where_they_were_asked_for(model_folder):

@@ -9,7 +9,7 @@ import torch
 from kvp.hf import load_model, observe
 from kvp.hf.model_access import known_output_gram
 from kvp.hf.scorer_inputs import ScorerInputs
-from kvp.hf.trace import Recorded, collect_all
+from kvp.hf.trace import RecordingSettings, collect_all
 from kvp.scoring import Reconstruction
 from kvp.store import TraceReader
 from trace_collect.config import CollectConfig
@@ -35,7 +35,7 @@ def test_a_store_holds_exactly_the_requested_samples(run, model_folder, tmp_path
         out="unused", tasks="niah_single_1,niah_single_2", length=300, train=3, validation=2
     )
     prompts = plan_prompts(config, tokenizer)
-    recorded = Recorded(continuation="model", max_new_tokens=4)
+    recorded = RecordingSettings(continuation="model", max_new_tokens=4)
     samples = [(index, prompts[index]) for index in (0, 4)]
     alone = list(collect_all(model, tokenizer, samples, recorded, rows=1))
     assert len(alone) == 2

@@ -8,7 +8,7 @@ from kvp.data.sources import open_source
 from kvp.data.task import Sample, TaskSettings
 from kvp.errors import UsageError
 from kvp.hf import load_model, observe
-from kvp.hf.trace import Recorded, collect_all, continuations
+from kvp.hf.trace import RecordingSettings, collect_all, continuations
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def sample_of(loaded, data):
 
 def trace_of(loaded, sample="ruler", **settings):
     """The trace of a sample, or of the first one of a source of data."""
-    recorded = Recorded(**{"continuation": "model", "max_new_tokens": 6, **settings})
+    recorded = RecordingSettings(**{"continuation": "model", "max_new_tokens": 6, **settings})
     chosen = sample_of(loaded, sample) if isinstance(sample, str) else sample
     (trace,) = collect_all(*loaded, [(0, chosen)], recorded, rows=1)
     return trace
