@@ -111,12 +111,9 @@ def protected_tokens(config: ProtectionConfig) -> Protection:
 
 
 def build_methods(
-    methods: Sequence[MethodArgument],
-    *,
-    allocators: Sequence[str] = (UNIFORM,),
-    policies: Sequence[str] = (),
-    seed: int = 0,
-) -> tuple[Method, ...]:
+    methods: Sequence[MethodArgument], *, allocators: Sequence[str] = (UNIFORM,),
+    policies: Sequence[str] = (), seed: int = 0,
+) -> tuple[Method, ...]:  # fmt: skip
     """Methods of a run, in the order given; two spellings of one method count once.
 
     `methods` are `full`, SCORER, SCORER+ALLOCATOR, `nulls` (`NULLS`), `tuned:FILE`, or objects and
@@ -184,20 +181,27 @@ def _methods_of(scorer: str | Scorer, policies: Sequence[str], seed: int) -> lis
         raise UsageError(f"--methods: {error}") from None
 
 
+def foreign_names(settings: TunedSettings) -> Iterator[tuple[str, str]]:
+    """Flags and names of what a settings file names that is not kvp's own."""
+    for chosen in (entry.chosen for entry in settings.methods):
+        of_scorer = "--methods", chosen.scorer, {*SCORERS, LEARNED}
+        of_allocator = "--allocators", chosen.allocator, ALLOCATORS
+        for flag, spec, own in (of_scorer, of_allocator):
+            if parse(spec, "method").name not in own:
+                yield flag, spec.partition("(")[0]
+
+
 def _refuse_unnamed(settings: TunedSettings, text: str, given: Iterable[MethodArgument]) -> None:
     """Raise UsageError where a settings file names what is not kvp's own and no caller named."""
     texts = [one for one in given if isinstance(one, str) and _tuned_path(one) is None]
     named = {side.partition("(")[0] for one in texts for side in split_method(one) if side}
-    for chosen in (entry.chosen for entry in settings.methods):
-        of_scorer = "--methods", chosen.scorer, {*SCORERS, LEARNED}, f",{text}"
-        of_allocator = "--allocators", chosen.allocator, ALLOCATORS, ""
-        for flag, side, own, more in (of_scorer, of_allocator):
-            name = side.partition("(")[0]
-            if parse(side, "method").name not in own and name not in named:
-                raise UsageError(
-                    f"--methods {text} names {name}, which is not kvp's own: nothing is imported "
-                    f"because a file says so; if you trust it, name it: {flag} {name}{more}"
-                )
+    for flag, name in foreign_names(settings):
+        if name not in named:
+            more = f",{text}" if flag == "--methods" else ""
+            raise UsageError(
+                f"--methods {text} names {name}, which is not kvp's own: nothing is imported "
+                f"because a file says so; if you trust it, name it: {flag} {name}{more}"
+            )
 
 
 def _tuned_methods(settings: TunedSettings, policies: Sequence[str], seed: int) -> Iterator[Method]:

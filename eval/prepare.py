@@ -270,13 +270,9 @@ def check_tuning(config: EvalConfig, methods: Iterable[Method]) -> list[str]:
 
 
 def plan(
-    methods: Sequence[Method],
-    budgets: Sequence[Budget],
-    lengths: Sequence[int],
-    *,
-    protection: str,
-    protected: Protection,
-) -> tuple[list[Method], list[str]]:
+    methods: Sequence[Method], budgets: Sequence[Budget], lengths: Sequence[int], *,
+    protection: str, protected: Protection,
+) -> tuple[list[Method], list[str]]:  # fmt: skip
     """Methods at budgets, for prompts that compress `lengths` tokens; notes on those too small.
 
     A percentage keeps the protected tokens of a short prompt at least. Where a budget is below them

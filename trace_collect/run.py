@@ -90,11 +90,9 @@ def plan_prompts(config: CollectConfig, tokenizer: PreTrainedTokenizerBase) -> C
 
 
 def identity_of(
-    config: CollectConfig,
-    prompts: CollectionPlan,
-    tokenizer: PreTrainedTokenizerBase,
+    config: CollectConfig, prompts: CollectionPlan, tokenizer: PreTrainedTokenizerBase,
     weights: str | None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """What decides the content of a store: a resumed run must repeat all of it.
 
     `weights` is their digest (`kvp.hf.model_identity.weights_digest`), None before they are loaded.
@@ -112,12 +110,9 @@ def identity_of(
 
 
 def announce(
-    config: CollectConfig,
-    model: PreTrainedConfig,
-    prompts: CollectionPlan,
-    missing: int,
+    config: CollectConfig, model: PreTrainedConfig, prompts: CollectionPlan, missing: int,
     tokenizer: PreTrainedTokenizerBase,
-) -> int:
+) -> int:  # fmt: skip
     """Print what a store of the missing sequences takes; its bytes on disk, about."""
     spaced = [prompts[index] for index in range(0, len(prompts), -(-len(prompts) // _COUNTED))]
     mean = sum(count_prompt_tokens(sample, tokenizer) for sample in spaced) / len(spaced)

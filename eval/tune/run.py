@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
+from shlex import quote
 
 import pandas
 
@@ -20,6 +21,7 @@ from eval.methods import (
     PROTECTIONS,
     Method,
     file_digests,
+    foreign_names,
     learned_methods,
     method_of,
     protected_tokens,
@@ -227,10 +229,14 @@ def run(config: TuneConfig) -> TunedSettings:
         write_sealed_json(output.local / SETTINGS, content)
         seal(output.local)
     print_settings(settings)
-    say(
-        f"settings are in {output.path / SETTINGS}; to run them: "
-        f"kvp eval --methods full,tuned:{output.path}"
-    )
+    flags = {"--methods": ["full", f"tuned:{output.path}"], "--allocators": [], "--policies": []}
+    given = [spec for one in searches for spec in (one.scorer, *one.allocators)]
+    for flag, name in dict.fromkeys(foreign_names(settings)):  # kvp eval imports no others
+        flags[flag].append(next((one for one in given if one.partition("(")[0] == name), name))
+    if any(entry.method == LEARNED for entry in settings.methods):
+        flags["--policies"] += evaluation.policy_list
+    words = [f"{flag} {quote(','.join(specs))}" for flag, specs in flags.items() if specs]
+    say(f"settings are in {output.path / SETTINGS}; to run them: kvp eval {' '.join(words)}")
     return settings
 
 

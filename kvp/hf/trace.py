@@ -64,13 +64,9 @@ class RecordingSettings:
 
 
 def collect_all(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    samples: Iterable[tuple[int, Sample]],
-    recorded: RecordingSettings,
-    *,
-    rows: int,
-) -> Iterator[Trace]:
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
+    samples: Iterable[tuple[int, Sample]], recorded: RecordingSettings, *, rows: int,
+) -> Iterator[Trace]:  # fmt: skip
     """Traces of samples, in their order; each sample comes with its index in the store.
 
     Answers of the model are generated for `rows` prompts together, without their end token. One
@@ -105,11 +101,9 @@ def collect_all(
 
 @torch.no_grad()
 def _trace_sequence(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    record: SequenceRecord,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, record: SequenceRecord,
     recorded: RecordingSettings,
-) -> Trace:
+) -> Trace:  # fmt: skip
     """What attention saw of one sequence, on the CPU."""
     ids = torch.tensor([record.token_ids], device=model.device)
     labels: dict[str, Tensor] = {}

@@ -72,6 +72,8 @@ def test_settings_of_a_users_own_name_their_modules(model_folder, tmp_path, monk
     (more,) = {subject.allocator_spec(setting) for setting in next_batch(subject, 9)}
     assert more == "mine:Even(lift=2)"
     assert main(_tune(model_folder, "out", **own)) == 0
+    command = "kvp eval --methods full,tuned:out,mine:Mine --allocators mine:Even\n"
+    assert capsys.readouterr().err.endswith(f"to run them: {command}")
     flags = _flags(model_folder, "test", methods="knorm,mine:Mine,tuned:out", timing_prompts=0)
     assert evaluate(flags) == 2
     assert "name it: --allocators mine:Even\n" in capsys.readouterr().err
