@@ -148,11 +148,11 @@ def build_methods(
             for made in _methods_of(one, policies, seed)
             for each in (allocators if allocator is None else (allocator,))
         ]
-    _refuse_namesakes(built)
+    refuse_namesakes(built)
     return tuple(dict.fromkeys(built))
 
 
-def _refuse_namesakes(methods: Iterable[Method]) -> None:
+def refuse_namesakes(methods: Iterable[Method]) -> None:
     """Raise UsageError where two scorers or allocators of a user's own share a name."""
     named: dict[tuple[bool, str], Specification] = {}
     for method in methods:

@@ -25,6 +25,7 @@ from eval.methods import (
     learned_methods,
     method_of,
     protected_tokens,
+    refuse_namesakes,
     registered_method,
     with_allocator,
 )
@@ -208,8 +209,9 @@ def run(config: TuneConfig) -> TunedSettings:
     searches = make_searches(config)
     methods = [  # with every allocator: to check, and to digest the files they come from
         with_allocator(method, allocator)
-        for one in searches for method in one.seeds for allocator in one.allocators.values()
+        for one in searches for method in one.seeds for allocator in one.allocators
     ]  # fmt: skip
+    refuse_namesakes(methods)
     evaluation = config.evaluation
     phase("preparing prompts")
     digests = file_digests(evaluation.policy_list, methods)

@@ -55,6 +55,9 @@ class Mine(KeyDiff):
 class Even(Uniform):
     lift: int = 1
     base_name, grid = "even", {"lift": (1, 2)}
+class One:
+    name, allocate = "plain", Uniform().allocate
+class Two(One): ...
 """
 
 
@@ -74,6 +77,8 @@ def test_settings_of_a_users_own_name_their_modules(model_folder, tmp_path, monk
     assert main(_tune(model_folder, "out", **own)) == 0
     command = "kvp eval --methods full,tuned:out,mine:Mine --allocators mine:Even\n"
     assert capsys.readouterr().err.endswith(f"to run them: {command}")
+    assert main(_tune(model_folder, "same", allocators="mine:One,mine:Two")) == 2
+    assert "mine:Two and another are both called 'plain'" in capsys.readouterr().err
     flags = _flags(model_folder, "test", methods="knorm,mine:Mine,tuned:out", timing_prompts=0)
     assert evaluate(flags) == 2
     assert "name it: --allocators mine:Even\n" in capsys.readouterr().err
@@ -114,9 +119,7 @@ def test_a_cut_run_resumes_to_the_same_settings(tuned, model_folder, tmp_path):
     assert sorted((out / "rows.jsonl").read_bytes().splitlines()) == sorted(rows.splitlines())
 
 
-def test_settings_of_a_run_that_has_not_ended_are_refused(
-    tuned, model_folder, tmp_path, monkeypatch
-):
+def test_settings_of_an_unfinished_run_are_refused(tuned, model_folder, tmp_path, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
