@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from benchmarks.measuring import options, rows_of, write_report
+from benchmarks.measuring import build_parser, rows_of, write_report
 from benchmarks.models import model_of
 from kvp.data.task import Sample
 from kvp.hf import geometry_of, load_model
@@ -42,7 +42,7 @@ CLOCKS: dict[str, Callable[[], float]] = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write the JSON file."""
-    parser = options(
+    parser = build_parser(
         __doc__, models="small", layers=0, prompts=16, shortest=384, longest=512,
         max_new_tokens=32, batch_size=8, rounds=3,
     )  # fmt: skip

@@ -28,7 +28,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from benchmarks.measuring import Seconds, in_process, medians, options, rows_of, timed, write_report
+from benchmarks.measuring import (
+    Seconds,
+    build_parser,
+    medians,
+    rows_of,
+    run_in_process,
+    timed,
+    write_report,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,13 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     results, failed = rows_of(
         args.cases.split(","),
-        lambda case: in_process("benchmarks.decoding", [*given, "--child", case]),
+        lambda case: run_in_process("benchmarks.decoding", [*given, "--child", case]),
     )
     write_report(args, results=results, failed=failed)
 
 
 def _arguments(given: Sequence[str]) -> argparse.Namespace:
-    parser = options(__doc__)
+    parser = build_parser(__doc__)
     parser.add_argument("--cases", default=CASES, help="model:tokens seen")
     parser.add_argument("--backends", default="auto", help="of ragged_attention: auto, torch")
     parser.add_argument("--layers", type=int, default=0, help="of random models; 0: all")

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.measuring import options, rows_of, timed, write_report
+from benchmarks.measuring import build_parser, rows_of, timed, write_report
 from kvp.artifacts.addresses import files_below
 from kvp.program.table import run_program
 
@@ -26,7 +26,7 @@ WORDS = {"collect": "trace_collect.run.decimal", "eval": "eval.run.timedelta"}
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run each program twice, first as a dry run, and write the JSON file."""
-    args = options(__doc__, length=512, prompts=8).parse_args(arguments)
+    args = build_parser(__doc__, length=512, prompts=8).parse_args(arguments)
     with TemporaryDirectory() as made:
         results, failed = rows_of(WORDS, partial(_compared, args, Path(made)))
     write_report(args, results=results, failed=failed)

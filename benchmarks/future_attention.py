@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.measuring import (
     Seconds,
-    in_process,
+    build_parser,
     medians,
     noted,
-    options,
     peak_bytes,
+    run_in_process,
     timed,
     write_report,
 )
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _arguments(given: Sequence[str]) -> argparse.Namespace:
-    parser = options(__doc__, lengths="512,1024,2048,4096,8192,16384,32768", threads=2)
+    parser = build_parser(__doc__, lengths="512,1024,2048,4096,8192,16384,32768", threads=2)
     parser.add_argument("--forms", default=",".join(FORMS))
     parser.add_argument("--rounds", type=int, default=3, help="processes per form and length")
     parser.add_argument("--seconds", type=float, default=2.0, help="time to repeat in a process")
@@ -105,7 +105,7 @@ def _turns(
         for form in [form for form in runs if form not in failed]:
             child = [*given, "--child", str(length), form]
             with noted(failed, form):
-                found = in_process("benchmarks.future_attention", child, threads=args.threads)
+                found = run_in_process("benchmarks.future_attention", child, threads=args.threads)
                 runs[form].append(found)
     skipped |= {form: f"failed: {line}" for form, line in failed.items()}
     records: list[dict[str, Any]] = []

@@ -87,7 +87,7 @@ def medians(times: Iterable[Seconds]) -> dict[str, float]:
     }
 
 
-def compared(times: Sequence[Seconds], whole: Sequence[Seconds]) -> dict[str, float]:
+def shares_of(times: Sequence[Seconds], whole: Sequence[Seconds]) -> dict[str, float]:
     """Shares of `whole`, which was measured in the same rounds: median, least and most.
 
     Of processor time (`share`, `share_low`, `share_high`), and the median on the wall
@@ -108,7 +108,7 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def in_process(
+def run_in_process(
     module: str, arguments: Sequence[str], *, threads: int = 1, python: str = sys.executable
 ) -> Any:  # noqa: ANN401 - JSON
     """Run `python -m MODULE ARGUMENTS` and return the JSON that it prints.
@@ -138,7 +138,7 @@ def noted(failed: dict[str, str], name: str) -> Iterator[None]:
         print(f"{name}: {failed[name]}", file=sys.stderr, flush=True)
 
 
-def options(description: str | None, **flags: float | str) -> argparse.ArgumentParser:
+def build_parser(description: str | None, **flags: float | str) -> argparse.ArgumentParser:
     """With the flags that every benchmark has, and those of these defaults."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     for name, default in flags.items():
@@ -189,7 +189,7 @@ def machine() -> dict[str, Any]:
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     query = "--query-gpu=name,driver_version", "--format=csv,noheader"
-    gpu, _, driver = _said("nvidia-smi", *query).split("\n")[0].partition(", ")
+    gpu, _, driver = output_of("nvidia-smi", *query).split("\n")[0].partition(", ")
     return {
         "cpu": names[0] if names else None,
         "cores": os.cpu_count(),
@@ -197,13 +197,13 @@ def machine() -> dict[str, Any]:
         "gpu": gpu or None,
         "driver": driver or None,
         "torch": version("torch"),
-        "commit": _said("git", "rev-parse", "HEAD") or os.environ.get("COMMIT"),
-        "changed": bool(_said("git", "status", "--porcelain", "--", "*.py")),
+        "commit": output_of("git", "rev-parse", "HEAD") or os.environ.get("COMMIT"),
+        "changed": bool(output_of("git", "status", "--porcelain", "--", "*.py")),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
 
 
-def _said(*call: str) -> str:
+def output_of(*call: str) -> str:
     """What a program says of the repository or the machine; nothing where there is none."""
     try:
         made = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=False)

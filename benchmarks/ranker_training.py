@@ -26,10 +26,10 @@ from unittest.mock import patch
 
 from benchmarks.measuring import (
     Stopwatch,
-    in_process,
+    build_parser,
     noted,
-    options,
     peak_bytes,
+    run_in_process,
     timed,
     write_report,
 )
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for (shape, *rest), measured in rounds.items():
             child = [*given, "--head_dim", widths[shape], "--child", shape.partition(":")[0], *rest]
             with noted(failed, " ".join([shape, *rest])):
-                found = in_process("benchmarks.ranker_training", child, threads=args.threads)
+                found = run_in_process("benchmarks.ranker_training", child, threads=args.threads)
                 print(json.dumps({"of": [shape, *rest], **found}), flush=True)
                 measured.append(found)
     results = []
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = options(
+    parser = build_parser(
         __doc__, tokens=4500, head_dim=128, contexts=16, hidden=256, threads=1,
         objective="rloo,listwise,exact", network="loop,stacked",
     )  # fmt: skip

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.measuring import in_process, options, rows_of, write_report
+from benchmarks.measuring import build_parser, rows_of, run_in_process, write_report
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -39,10 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def measured(tokens: str) -> list[dict[str, Any]]:
         child, module = [*words, "--child", tokens], "benchmarks.method_scoring"
-        found: list[dict[str, Any]] = in_process(module, child, threads=given.threads)
+        found: list[dict[str, Any]] = run_in_process(module, child, threads=given.threads)
         if given.kvpress:
             presses = f"{module}.presses"
-            found += in_process(presses, child, threads=given.threads, python=given.kvpress)
+            found += run_in_process(presses, child, threads=given.threads, python=given.kvpress)
         return found
 
     results, failed = rows_of(given.tokens.split(","), measured)
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The flags, which the process in kvpress's environment reads, too."""
-    flags = options(__doc__, tokens="1024,4096", layers=2, threads=1)
+    flags = build_parser(__doc__, tokens="1024,4096", layers=2, threads=1)
     flags.add_argument("--methods", default="", help="some of them; none: every registered one")
     flags.add_argument("--repeats", default="2,1", help="rounds for each number of tokens")
     flags.add_argument("--width", type=int, default=1024, help="of the model, in steps of 512")

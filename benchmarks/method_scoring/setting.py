@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.measuring import Seconds, compared, medians
+from benchmarks.measuring import Seconds, medians, shares_of
 from kvp import nano
 from kvp.geometry import Geometry
 from policies.learned import LearnedScorer
@@ -100,5 +100,5 @@ class Times:
         return {
             "method": self.method, "source": self.source, "environment": self.environment,
             "tokens": tokens, "by_difference": self.by_difference, **medians(added),
-            **prefills, **compared(added, bare), "whole_share": compared(whole, bare)["share"],
+            **prefills, **shares_of(added, bare), "whole_share": shares_of(whole, bare)["share"],
         }  # fmt: skip

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from questions import documents, told
+from questions import documents, print_and_score
 from servers import answering, free_port
 
 from kvp import load_model, load_policy
@@ -72,7 +72,7 @@ def main() -> None:
                         }  # fmt: skip
                         answer = post(f"{url}/completion", body)
                         timings.append(answer["timings"])
-                        scores.append(told(sample, answer["content"]))
+                        scores.append(print_and_score(sample, answer["content"]))
                 used = {name: sum(one[name] for one in timings) for name in timings[0]}
                 print(f"  {sum(scores):g} of {len(scores)} right; by the server's own timings one")
                 print(

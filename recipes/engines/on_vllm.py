@@ -26,7 +26,7 @@ try:
     from openai import OpenAI, OpenAIError
 except ImportError:
     sys.exit("on_vllm.py needs vllm and openai: README, Serve it, has the commands")
-from questions import documents, told
+from questions import documents, print_and_score
 from servers import answering, free_port
 from transformers import AutoConfig
 
@@ -82,7 +82,7 @@ def main() -> None:
                     ):  # fmt: skip
                         answer += piece.choices[0].text
                         space = max(space, metrics(url)["space"])
-                    scores.append(told(sample, answer))
+                    scores.append(print_and_score(sample, answer))
             used = {name: value - before[name] for name, value in metrics(url).items()}
             print(f"  {sum(scores):g} of {len(scores)} right; by the server's own metrics one took")
             first = used["first"] / used["firsts"]

@@ -67,7 +67,7 @@ def _needles() -> list[Document]:
     return made
 
 
-def told(sample: Sample, answer: str) -> float:
+def print_and_score(sample: Sample, answer: str) -> float:
     """Print an answer beside what is right; its score, 0 to 1."""
     score = score_answer(answer, sample.metric, sample.references)
     right = ", ".join(sample.references)

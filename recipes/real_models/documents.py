@@ -23,7 +23,8 @@ from typing import Any
 
 CONVERSATIONS, WORDS, CHARACTERS = 1000, 620, 4300
 """How many conversations, and words and characters of a document."""
-QUESTIONS = 9
+QUESTIONS, EXAMPLE_WORDS = 9, 22
+"""Of a conversation, and about how many words an example has."""
 RULED = 6
 """One of how many conversations begins with a rule."""
 KINDS = "novel article program dialogue records log table exercises"
@@ -84,6 +85,8 @@ ABOUT = (
 
 Question = tuple[str, str]
 """What is asked, and the answer."""
+Kind = Callable[[int], str]
+"""Draws a document of about so many words."""
 
 
 def is_even(file: Path) -> bool:
@@ -105,11 +108,10 @@ def source_files() -> list[Path]:
 
 
 class Documents:
-    """Draws documents; every method gives one of about `words` words."""
+    """Draws documents; every kind is a method that gives one of about `words` words."""
 
     def __init__(self, texts: Path | None) -> None:
         """Read what is drawn from; kinds whose files are not in `texts` are left out."""
-        self.words = WORDS
         self.draw = random.Random(11)
         novels = sorted((texts / "novels_train").glob("*.txt")) if texts else []
         self.novels = [file.read_text(encoding="utf-8") for file in novels]
@@ -118,7 +120,7 @@ class Documents:
         self.problems = _rows(texts, "gsm8k")
         self.code = source_files()
 
-    def available(self, names: str) -> list[Callable[[], str]]:
+    def available(self, names: str) -> list[Kind]:
         """Those of the kinds of these names whose files are there."""
         needed = {
             "novel": self.novels, "article": self.articles, "dialogue": self.dialogues,
@@ -126,38 +128,38 @@ class Documents:
         }  # fmt: skip
         return [getattr(self, name) for name in names.split() if needed.get(name, True)]
 
-    def novel(self) -> str:
+    def novel(self, words: int = WORDS) -> str:
         """A stretch of a novel."""
-        return self._stretch(self.draw.choice(self.novels))
+        return self._stretch(self.draw.choice(self.novels), words)
 
-    def article(self) -> str:
+    def article(self, words: int = WORDS) -> str:
         """The beginning of a piece of an article."""
-        return self._cut(self.draw.choice(self.articles))
+        return self._cut(self.draw.choice(self.articles), words)
 
-    def program(self) -> str:
+    def program(self, words: int = WORDS) -> str:
         """A stretch of a module."""
-        return self._stretch(self.draw.choice(self.code).read_text(encoding="utf-8"))
+        return self._stretch(self.draw.choice(self.code).read_text(encoding="utf-8"), words)
 
-    def dialogue(self) -> str:
+    def dialogue(self, words: int = WORDS) -> str:
         """Dialogues of a customer and an agent."""
         text = ""
-        while len(text.split()) < self.words:
+        while len(text.split()) < words:
             for turn in self.draw.choice(self.dialogues):
                 speaker = "Customer" if turn["role"] == "user" else "Agent"
                 text += f"{speaker}: {turn['content']}\n"
             text += "\n"
-        return self._cut(text)
+        return self._cut(text, words)
 
-    def exercises(self) -> str:
+    def exercises(self, words: int = WORDS) -> str:
         """Exercises with their solutions."""
 
         def line() -> str:
             row = self.draw.choice(self.problems)
             return f"{row['question']}\n{row['answer']}\n"
 
-        return self._lines(line)
+        return self._lines(line, words)
 
-    def records(self) -> str:
+    def records(self, words: int = WORDS) -> str:
         """Records of one kind."""
         choice, number = self.draw.choice, self.draw.randrange
         kind = number(4)
@@ -184,9 +186,9 @@ class Documents:
             place = f"{self._name()}, room {number(100, 600)}, extension {number(1000, 9999)}"
             return f"- {place}, {choice(['sales', 'legal', 'research', 'support', 'finance'])}"
 
-        return self._lines((person, order, setting, desk)[kind])
+        return self._lines((person, order, setting, desk)[kind], words)
 
-    def log(self) -> str:
+    def log(self, words: int = WORDS) -> str:
         """A server's log."""
         choice, number = self.draw.choice, self.draw.randrange
         seconds = 0
@@ -211,9 +213,9 @@ class Documents:
             ]  # fmt: skip
             return head + choice(events)
 
-        return self._lines(line)
+        return self._lines(line, words)
 
-    def table(self) -> str:
+    def table(self, words: int = WORDS) -> str:
         """A table."""
         choice, number = self.draw.choice, self.draw.randrange
 
@@ -234,34 +236,30 @@ class Documents:
             ("date,station,temperature,rain_mm,observer", weather),
             ("city\tpopulation\tfounded\tmayor", city),
         ])  # fmt: skip
-        return f"{head}\n{self._lines(line)}"
+        return f"{head}\n{self._lines(line, words)}"
 
-    def mixture(self) -> str:
+    def mixture(self, words: int = WORDS) -> str:
         """Five short documents of any kind."""
-        whole, self.words = self.words, self.words // 5
         kinds = self.available(KINDS)
-        parts = [kind() for kind in [self.draw.choice(kinds) for _ in range(5)]]
-        self.words = whole
+        parts = [kind(words // 5) for kind in [self.draw.choice(kinds) for _ in range(5)]]
         return "\n\n".join(parts)
 
     def examples(self) -> tuple[str, list[Question]]:
         """Stretches of texts with the kind of each, and others whose kind is asked for."""
         kinds = self.available(KINDS)
         labels = self.draw.sample(ITEMS, len(kinds))
-        whole, self.words = self.words, 22
         drawn = [self.draw.randrange(len(kinds)) for _ in range(20 + QUESTIONS)]
-        texts = [" ".join(kinds[kind]()[:160].split()) for kind in drawn]
-        self.words = whole
+        texts = [" ".join(kinds[kind](EXAMPLE_WORDS)[:160].split()) for kind in drawn]
         pairs = [
             (f"Text: {text}\nLabel:", labels[kind]) for text, kind in zip(texts, drawn, strict=True)
         ]
         shown = "\n\n".join(f"{text} {label}" for text, label in pairs[QUESTIONS:])
         return shown, pairs[:QUESTIONS]
 
-    def conversation(self, kinds: Sequence[Callable[[], str]]) -> dict[str, Any] | None:
+    def conversation(self, kinds: Sequence[Kind]) -> dict[str, Any] | None:
         """A row: a document of `kinds` and questions; None where it names too little."""
         draw = self.draw
-        text = draw.choice(kinds)().strip()[:CHARACTERS]
+        text = draw.choice(kinds)(WORDS).strip()[:CHARACTERS]
         asked = questions_about(text, draw)
         if draw.random() < 0.1:
             text, asked = self.examples()
@@ -284,21 +282,21 @@ class Documents:
             ]
         return {"prompt": messages[:-1], "answer": messages[-1]["content"]}
 
-    def _cut(self, text: str) -> str:
-        words = 0
+    def _cut(self, text: str, words: int) -> str:
+        found = 0
         for place, character in enumerate(text):
-            words += character in " \n"
-            if words >= self.words:
+            found += character in " \n"
+            if found >= words:
                 return text[:place]
         return text
 
-    def _stretch(self, text: str) -> str:
-        start = self.draw.randrange(max(1, len(text) - self.words * 8))
-        return self._cut(text[text.find("\n", start) + 1 :].strip())
+    def _stretch(self, text: str, words: int = WORDS) -> str:
+        start = self.draw.randrange(max(1, len(text) - words * 8))
+        return self._cut(text[text.find("\n", start) + 1 :].strip(), words)
 
-    def _lines(self, line: Callable[[], str]) -> str:
+    def _lines(self, line: Callable[[], str], words: int) -> str:
         text = ""
-        while len(text) < self.words * 5:
+        while len(text) < words * 5:
             text += line() + "\n"
         return text.strip()
 

@@ -45,7 +45,7 @@ def run_benchmark(monkeypatch, tmp_path):
                 module.main(arguments)
             return json.loads(out.getvalue())
 
-        monkeypatch.setattr(module, "in_process", child, raising=False)
+        monkeypatch.setattr(module, "run_in_process", child, raising=False)
         if "--out" in flags:
             return module.main(flags)
         module.main([*flags, "--out", str(out)])
