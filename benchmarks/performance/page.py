@@ -19,8 +19,8 @@ Reports = Mapping[tuple[str, str], Report]
 
 HEADING = "# Performance\n"
 INTRODUCTION = """Models have random weights. Each table is of one run. Processor time is of all
-threads. `python -m benchmarks.performance` writes this page from the linked JSON files, which also have
-cores, versions, load, medians and rounds. [Speed]({speed}) says what the numbers decided.
+threads. `python -m benchmarks.performance` writes this page from the linked JSON files, which
+also have cores, versions, load, medians and rounds. [Speed]({speed}) says what the numbers decided.
 """
 COMMAND = "python -m benchmarks.performance"
 
