@@ -42,7 +42,7 @@ OTHER_FLAGS = {"extra-index-url", "nproc-per-node", "logdir", "help", "config"} 
 BENCHMARKS = "".join(path.read_text() for path in (ROOT / "benchmarks").rglob("*.py"))
 BENCHMARK_FLAGS = {
     *re.findall(r"""add_argument\(\s*"--([\w-]+)""", BENCHMARKS),
-    *re.findall(r"(\w+)=", "".join(re.findall(r"= options\(([^)]*)\)", BENCHMARKS))),
+    *re.findall(r"(\w+)=", "".join(re.findall(r"= build_parser\(([^)]*)\)", BENCHMARKS))),
 }
 COMMAND = re.compile(rf"""\bkvp(?:-(?:{"|".join(SCRIPTS)})|"? (?:{"|".join(PROGRAMS)}))(?![\w-])""")
 
