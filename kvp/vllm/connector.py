@@ -18,7 +18,6 @@ values alone, so policies and methods that read queries are refused.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -50,6 +49,7 @@ from kvp.contexts import (
     whole_blocks,
 )
 from kvp.errors import CacheError, KvpError, UsageError, one_line
+from kvp.memory import LruCache
 from kvp.placeholders import read_placeholders
 from kvp.ranking import EMPTY_SLOT, Allocator, Protection, Selection
 from kvp.scoring import Scorer, View, score_layers, sizes_of
@@ -138,7 +138,8 @@ class KvpConnector(KVConnectorBase_V1):
         self._requests: dict[str, tuple[ContextFacts | None, Load]] = {}
         self._waiting: list[Load] = []
         self._unread: set[int] = set()
-        self._held = ContextMemory(self._folder, float(extra.get("memory_gb", 4.0)) * 1e9)
+        self._memory_bytes = float(extra.get("memory_gb", 4.0)) * 1e9
+        self._contexts = LruCache[Context](self._memory_bytes)
         self._salts = count()
         self._saves: dict[str, Save] = {}
         self._answers: dict[str, dict[str, Any]] = {}
@@ -295,11 +296,18 @@ class KvpConnector(KVConnectorBase_V1):
             try:
                 if load.refused:
                     raise CacheError(load.refused)
-                self._write(self._held.context(load.digest), load, layers)
+                self._write(self._context(load.digest), load, layers)
             except CacheError as error:
                 logger.error("context %s is not loaded: %s", load.digest, error)
                 first = load.start // self._block_size
                 self._unread.update(load.blocks[first : -(-load.stop // self._block_size)])
+
+    def _context(self, digest: str) -> Context:
+        """The context; CacheError where its file cannot be used."""
+        if (context := self._contexts.get(digest)) is None:
+            context = read_context(self._folder / f"{digest}{SUFFIX}", self._memory_bytes)
+            self._contexts.put(digest, context, context.facts.nbytes)
+        return context
 
     def _write(self, context: Context, load: Load, layers: Mapping[int, Any]) -> None:
         context.facts.check(**self._model.facts)
@@ -440,22 +448,3 @@ def _refusal_reason(request: Request, facts: ContextFacts, written: int, model: 
     if length > model.positions:
         return f"context, question and answer have {length} tokens, the model {model.positions}"
     return ""
-
-
-class ContextMemory:
-    """Contexts in host memory, the least recently used one forgotten first."""
-
-    def __init__(self, folder: Path, most: float) -> None:
-        self._folder, self._most = folder, most
-        self._contexts: OrderedDict[str, Context] = OrderedDict()
-
-    def context(self, digest: str) -> Context:
-        """The context; CacheError where its file cannot be used."""
-        if digest not in self._contexts:
-            context = read_context(self._folder / f"{digest}{SUFFIX}", self._most)
-            room = self._most - context.facts.nbytes
-            while sum(held.facts.nbytes for held in self._contexts.values()) > room:
-                self._contexts.popitem(last=False)
-            self._contexts[digest] = context
-        self._contexts.move_to_end(digest)
-        return self._contexts[digest]
