@@ -236,8 +236,7 @@ class _Probe:
 
     def decode(self, tokens: Sequence[int], position: int) -> None:
         """Read `tokens`, the first one at `position`."""
-        batch = LlamaBatch(n_tokens=len(tokens), embd=0, n_seq_max=1, verbose=False)
-        with closing(batch):
+        with closing(LlamaBatch(n_tokens=len(tokens), embd=0, n_seq_max=1, verbose=False)) as batch:
             batch.set_batch(list(tokens), n_past=position, logits_all=False)
             self.context.decode(batch)
 
@@ -268,8 +267,7 @@ libggml.ggml_backend_tensor_get.restype = None
 
 def _last_position(context: LlamaContext) -> int:
     """Largest position of sequence 0, -1 where it has no cells."""
-    memory = llama_cpp.llama_get_memory(context.ctx)
-    return int(llama_cpp.llama_memory_seq_pos_max(memory, 0))
+    return int(llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(context.ctx), 0))
 
 
 def _read(context: LlamaContext, geometry: Geometry) -> SequenceState:

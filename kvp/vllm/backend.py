@@ -67,10 +67,8 @@ class HeadPool:
     def slots(self, blocks: Tensor, rows: Tensor) -> Tensor:
         """Where packed rows [n] of a context in `blocks` lie, counted in rows of the pool."""
         each = self.layers * self.heads  # head blocks of a block
-        places = rows // self.block_size
-        return (blocks[places // each] * each + places % each) * self.block_size + (
-            rows % self.block_size
-        )
+        places, row = rows // self.block_size, rows % self.block_size
+        return (blocks[places // each] * each + places % each) * self.block_size + row
 
 
 @dataclass(frozen=True)
@@ -100,11 +98,6 @@ class Step:
     def counts(self) -> Tensor:
         """Head blocks of every layer and KV head: [C, L, H] int64."""
         return torch.tensor([request.counts for request in self.requests]) // self.pool.block_size
-
-    @property
-    def stop(self) -> int:
-        """Tokens of its longest request when the step is over, placeholders included."""
-        return max(request.stop for request in self.requests)
 
     @cached_property
     def longest(self) -> int:
@@ -146,7 +139,8 @@ class HeadSequences:
         chosen = (~same.any(1)).int().argsort(stable=True)[:requests]  # in the order of the batch
         which = same[chosen].int().argmax(1)
         kept, counts = kept[which], step.counts.to(device)[which]
-        used, width = (-(-rows // pool.block_size) for rows in (step.stop, step.longest))
+        stop = max(request.stop for request in step.requests)
+        used, width = (-(-rows // pool.block_size) for rows in (stop, step.longest))
         blocks = common.block_table_tensor[:every, :used][chosen]
         table = head_tables(blocks, counts, kept // pool.block_size, width)
         after = common.seq_lens[chosen] - kept  # [C] tokens after the context
@@ -263,9 +257,8 @@ class _Impl:
         metadata, sequences = attn_metadata, None
         if metadata is not None and _step is not None:
             if metadata.kvp_sequences is None:  # the first layer of the step
-                metadata.kvp_sequences = HeadSequences.of(
-                    _step, metadata.kvp_common, metadata.kvp_twin
-                )
+                common, twin = metadata.kvp_common, metadata.kvp_twin
+                metadata.kvp_sequences = HeadSequences.of(_step, common, twin)
             sequences = metadata.kvp_sequences
         if sequences is None or not sequences.alone:  # of all requests; those on contexts again
             super().forward(  # type: ignore[misc]
@@ -275,9 +268,8 @@ class _Impl:
             tokens = metadata.num_actual_tokens
             shape = tokens * self.num_kv_heads, self.num_queries_per_kv, self.head_size
             run = partial(self._attend_twin, layer, *args, **options)
-            sequences.attend(
-                kv_cache, run, query[:tokens].reshape(shape), output[:tokens].view(shape)
-            )
+            made = output[:tokens].view(shape)
+            sequences.attend(kv_cache, run, query[:tokens].reshape(shape), made)
         return output
 
     def _attend_twin(
@@ -319,11 +311,9 @@ def _supported_kv_cache_layouts(_: object) -> Any:
 def add_twin(stock: type[AttentionBackend]) -> type[AttentionBackend]:
     """The backend `stock` of the same name, also over contexts of uneven counts."""
     impl, builder = stock.get_impl_cls(), stock.get_builder_cls()
-    one_head = staticmethod(_ONE_HEAD[stock.get_name()])
+    fields = {"stock": builder, "one_head": staticmethod(_ONE_HEAD[stock.get_name()])}
     ours: Any = type(impl.__name__, (_Impl, impl), {"stock": impl})
-    builds: Any = type(
-        builder.__name__, (_Builder, builder), {"stock": builder, "one_head": one_head}
-    )
+    builds: Any = type(builder.__name__, (_Builder, builder), fields)
     methods = {
         "supported_kv_cache_layouts": classmethod(_supported_kv_cache_layouts),
         "get_impl_cls": staticmethod(lambda: ours),

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-
 EQUAL = "compress with POLICY+uniform, whose heads keep equally many"
 
 
@@ -124,8 +123,7 @@ class EngineModel:
     @cached_property
     def rope(self) -> Rope:
         """Frequencies of the model's keys."""
-        kind = self.rope_facts["rope_type"]
-        if kind != "default":
+        if (kind := self.rope_facts["rope_type"]) != "default":
             frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](self._text, "cpu")
             return Rope(frequencies=frequencies.float(), scaling=float(scaling))
         width = int(self.geometry.head_dim * self.rope_facts.get("partial_rotary_factor", 1.0))

@@ -20,10 +20,7 @@ from policies import make_scorer
 
 TEXT = "One of the special magic numbers for lazy-cat is: 4821973. The grass is green. " * 4
 BLOCK = 32
-
-
-class Role:
-    """Of vLLM's enumeration nothing is used."""
+Role = SimpleNamespace(SCHEDULER=0, WORKER=1)
 
 
 class Base:
@@ -60,7 +57,7 @@ def made():
 
 @pytest.fixture
 def start(monkeypatch, made):
-    """Start a connector of a folder, and the lines of its log."""
+    """Start a folder's connectors in both roles, and the lines of their log."""
     logged = []
     warned = []
     log = SimpleNamespace(
@@ -80,10 +77,11 @@ def start(monkeypatch, made):
         module = ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
-    for name in ("kvp.vllm.connector", "kvp.vllm.engine"):
+    names = [f"kvp.vllm.{name}" for name in ("connector", "engine", "worker")]
+    for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
     module = importlib.import_module("kvp.vllm.connector")
-    for name in ("kvp.vllm.connector", "kvp.vllm.engine"):
+    for name in names:
         monkeypatch.delitem(sys.modules, name)
     config = made[0].config
     text = SimpleNamespace(
@@ -105,9 +103,9 @@ def start(monkeypatch, made):
             parallel_config=SimpleNamespace(world_size=ranks),
         )  # fmt: skip
         groups = SimpleNamespace(kv_cache_groups=[0])
-        connector = module.KvpConnector(engine, Role, groups)
+        sides = [module.KvpConnector(engine, role, groups) for role in vars(Role).values()]
         assert warned[-1].endswith("tried on CPUs with vLLM 0.32, not with vLLM 0.33.0 on cpu")
-        return module, connector, logged
+        return module, *sides, logged
 
     return start
 
@@ -161,9 +159,9 @@ def load(connector, work, config):
 
 def check_refused(start, folder, ids, config, expected, *readers):
     """What the connector logs and `readers` raise is one line each that says `expected`."""
-    _, connector, logged = start(folder)
-    told, work = ask(connector, [*ids, 1, 2])
-    assert load(connector, work, config) == {0, 1}
+    _, scheduler, worker, logged = start(folder)
+    told, work = ask(scheduler, [*ids, 1, 2])
+    assert load(worker, work, config) == {0, 1}
     refused = work.loads[0].refused
     assert (told is None) == bool(refused)
     lines = [*logged, *(refused,) * bool(refused)]
@@ -207,7 +205,7 @@ def test_heads_of_other_counts_are_refused(made, start, tmp_path):
         values=packed(context.values),
     )  # fmt: skip
     uneven.write(tmp_path)
-    _, connector, logged = start(tmp_path)
+    _, connector, _, logged = start(tmp_path)
     told, work = ask(connector, [*uneven.placeholders, 1, 2])
     assert told is None
     assert "heads keep different numbers of tokens" in work.loads[0].refused
@@ -217,7 +215,7 @@ def test_heads_of_other_counts_are_refused(made, start, tmp_path):
         with pytest.raises(ValueError, match=f"kvp contexts: .*{said}"):
             start(tmp_path, "knorm+ada", **wrong)
     logged.clear()
-    _, connector, logged = start(tmp_path, "knorm+ada")
+    _, connector, _, logged = start(tmp_path, "knorm+ada")
     told, work = ask(connector, [*uneven.placeholders, 1, 2])
     assert told["kvp_context"]["kept"] == 64
     assert not logged
@@ -227,8 +225,8 @@ def test_what_is_right_is_loaded_and_compressed(made, start, tmp_path):
     """And what the engine's blocks hold is compressed, unless it is not finite."""
     model, context = made
     context.write(tmp_path)
-    module, connector, logged = start(tmp_path)
-    told, work = ask(connector, [*context.placeholders, 1, 2])
+    module, scheduler, connector, logged = start(tmp_path)
+    told, work = ask(scheduler, [*context.placeholders, 1, 2])
     assert told["kvp_context"] == {"digest": context.name, "tokens": 89, "kept": 64}
     assert not load(connector, work, model.config)
     assert not logged
@@ -267,10 +265,10 @@ def test_requests_may_say_anything(changes, made, start, tmp_path):
     """Their answers are those of others; why they are refused is one line."""
     model, context = made
     context.write(tmp_path)
-    _, connector, logged = start(tmp_path)
-    told, work = ask(connector, [*context.placeholders, 1, 2], **changes)
+    _, scheduler, worker, logged = start(tmp_path)
+    told, work = ask(scheduler, [*context.placeholders, 1, 2], **changes)
     assert (told is None) == ("kv_transfer_params" not in changes) == bool(logged)
-    assert bool(load(connector, work, model.config)) == bool(logged)
+    assert bool(load(worker, work, model.config)) == bool(logged)
     assert all(map(str.isprintable, logged))
 
 
@@ -282,7 +280,7 @@ def test_a_misspelt_request_is_told(start, tmp_path):
 
 def test_nothing_is_left_of_a_request_that_is_ended_early(made, start, tmp_path):
     _, context = made
-    module, connector, _ = start(tmp_path)
+    module, connector, *_ = start(tmp_path)
     connector._kv_cache_manager = SimpleNamespace(get_block_ids=lambda _: ([0, 1, 2],))
     for told in ({}, {"digest": "5"}):
         request = asked(context.token_ids.tolist(), kv_transfer_params={"kvp_compress": "60%"})

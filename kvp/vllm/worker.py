@@ -1,0 +1,224 @@
+"""A worker's side of the connector: rows of contexts go into vLLM's blocks, and out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+from vllm.logger import init_logger
+from vllm.model_executor.models.utils import extract_layer_index
+
+from kvp.budgets import parse_budget
+from kvp.contexts import SUFFIX, Context, kept_rows, pack_context, read_context, whole_blocks
+from kvp.errors import CacheError, KvpError, UsageError, one_line
+from kvp.memory import LruCache
+from kvp.ranking import EMPTY_SLOT, Protection, Selection
+from kvp.scoring import View, score_layers, sizes_of
+from kvp.vllm.backend import HeadPool, Running, Step, set_step
+from kvp.vllm.engine import BlockLayout, EngineModel, policy_of
+from kvp.vllm.plugin import BACKENDS
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = init_logger("vllm.kvp")
+
+
+@dataclass(frozen=True)
+class Load:
+    """Rows of one request that a worker writes before its next step."""
+
+    digest: str
+    blocks: tuple[int, ...]
+    """Blocks of the request, in order."""
+    start: int
+    """First row; those before it are in vLLM's prefix cache."""
+    stop: int
+    refused: str = ""
+    """Why the request ends in an error; nothing is written then."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """One request whose prompt a worker compresses after the step that reads its last token."""
+
+    request: str
+    token_ids: tuple[int, ...]
+    blocks: tuple[int, ...]
+    budget: str
+
+
+@dataclass
+class Work(KVConnectorMetadata):
+    """What workers do before and after one step."""
+
+    loads: list[Load] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)
+    running: list[Running] = field(default_factory=list)
+    """Requests of the step whose contexts have uneven counts."""
+
+
+@dataclass
+class Saved(KVConnectorWorkerMetadata):
+    """What became of the saves of a step: of each request, its `kv_transfer_params`."""
+
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """The answers of both workers."""
+        assert isinstance(other, Saved)
+        return Saved({**self.answers, **other.answers})
+
+
+class Worker:
+    """Loads context files of one folder into the engine's blocks, and writes files of prompts."""
+
+    def __init__(self, vllm_config: VllmConfig, model: EngineModel, folder: Path) -> None:
+        """Raise UsageError or PolicyError where the configured policy cannot compress."""
+        self._config, self._model, self._folder = vllm_config, model, folder
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._block_size = vllm_config.cache_config.block_size
+        self._memory_bytes = float(extra.get("memory_gb", 4.0)) * 1e9
+        self._contexts = LruCache[Context](self._memory_bytes)
+        self._method = policy_of(extra["policy"], model.geometry) if "policy" in extra else None
+        self._protection = Protection()
+        self._layers: dict[int, Any] = {}
+        self._layout: BlockLayout | None = None
+        self._pool: HeadPool | None = None
+        self.unread: set[int] = set()
+        """Blocks that hold nothing: their requests end in an error."""
+        self.saved = Saved()
+        """What `save` has saved."""
+
+    def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
+        """Find the cache of all layers.
+
+        Raises ValueError, or UsageError for another layout, where heads are not kept apart in it.
+        """
+        if not self._model.uneven:
+            return
+        config = self._config.compilation_config.static_forward_context
+        caches = [*kv_caches.values()]
+        pool = HeadPool.of(caches[0])
+        ours = all(hasattr(config[name].impl, "twin") for name in kv_caches)
+        layers = sorted(map(pool.layer, caches)) == [*range(self._model.geometry.layers)]
+        if not ours or not layers or pool.layers != len(caches):
+            raise ValueError(
+                "kvp contexts: uneven counts need one of vLLM's attention backends "
+                f"{', '.join(BACKENDS)}, with kvp installed beside vLLM and no other cache in it"
+            )
+        self._pool = pool
+
+    def begin_step(self, work: Work) -> None:
+        """Tell attention which requests of the coming step are on contexts of uneven counts."""
+        set_step(Step(work.running, self._pool) if work.running and self._pool else None)
+
+    def load(self, work: Work, layers: Mapping[str, Any]) -> None:
+        """Write the rows of all loads of this step into the blocks of every attention layer."""
+        self._layers = {
+            extract_layer_index(name): layer
+            for name, layer in layers.items()
+            if hasattr(getattr(layer, "impl", None), "do_kv_cache_update")
+        }
+        for load in work.loads:
+            try:
+                if load.refused:
+                    raise CacheError(load.refused)
+                self._write(self._context(load.digest), load)
+            except CacheError as error:
+                logger.error("context %s is not loaded: %s", load.digest, error)
+                first = load.start // self._block_size
+                self.unread.update(load.blocks[first : -(-load.stop // self._block_size)])
+
+    def _context(self, digest: str) -> Context:
+        """The context; CacheError where its file cannot be used."""
+        if (context := self._contexts.get(digest)) is None:
+            context = read_context(self._folder / f"{digest}{SUFFIX}", self._memory_bytes)
+            self._contexts.put(digest, context, context.facts.nbytes)
+        return context
+
+    def _write(self, context: Context, load: Load) -> None:
+        context.facts.check(**self._model.facts)
+        if context.facts.counts is not None:
+            return self._write_uneven(context, load)
+        rows = torch.arange(load.start, load.stop)
+        blocks = torch.tensor(load.blocks)[rows // self._block_size]
+        slots = blocks * self._block_size + rows % self._block_size
+        for index, layer in self._layers.items():
+            keys, values = context.keys[index][rows], context.values[index][rows]
+            _update_cache(layer, keys, values, layer.kv_cache, slots)
+        return None
+
+    def _write_uneven(self, context: Context, load: Load) -> None:
+        """Write the rows of the blocks from `load.start` on, head after head and layer by layer."""
+        pool, blocks, done = self._pool, torch.tensor(load.blocks), 0
+        assert pool is not None
+        first = load.start * pool.layers * pool.heads  # of all rows of the context
+        for index, length in enumerate(context.facts.rows):
+            rows = torch.arange(max(first, done), max(first, done + length))
+            parts = (context.keys[index], context.values[index])
+            keys, values = (part[rows - done][:, None] for part in parts)  # one KV head
+            _update_cache(self._layers[index], keys, values, pool.cache, pool.slots(blocks, rows))
+            done += length
+
+    def save(self, work: Work) -> None:
+        """Compress the prompts that this step has read to their end."""
+        for save in work.saves:
+            try:
+                answer = self._compress(save)
+            except KvpError as error:
+                logger.error("%s", one_line(f"request {save.request} is not compressed: {error}"))
+                answer = {"error": str(error)}
+            self.saved.answers[save.request] = answer
+
+    def _compress(self, save: Save) -> dict[str, Any]:
+        if self._method is None:
+            raise UsageError('kv_connector_extra_config has no "policy" to compress with')
+        scorer, allocator = self._method
+        tokens = len(save.token_ids)
+        kept = kept_rows(parse_budget(save.budget), tokens, least=self._protection.tokens)
+        scores: list[Tensor] = []
+        for index, (keys, values) in enumerate(self._prompt(save)):
+            if index == 0:
+                self._model.check_turned(keys.transpose(0, 1), save.token_ids)
+            view = View(
+                layer=index, keys=keys[None], values=values[None],
+                positions=torch.arange(tokens, device=keys.device)[None], budget=kept,
+            )  # fmt: skip
+            scores += score_layers(scorer, [view])[0]
+        split = whole_blocks(allocator, kept, tokens)
+        ranked = Selection(torch.stack(scores), self._protection, sizes_of(scorer))
+        stay = ranked.tokens(kept, split)
+        stay = stay.masked_fill(stay == EMPTY_SLOT, tokens)  # [L, H, S]
+        held = torch.zeros(*stay.shape[:2], tokens + 1, dtype=torch.bool, device=stay.device)
+        held = held.scatter(2, stay, value=True)[..., :tokens]
+        context = pack_context(
+            ((*rows, held[index]) for index, rows in enumerate(self._prompt(save))),
+            torch.tensor(save.token_ids), self._model.rope, **self._model.facts, tokenizer=None,
+            policy=getattr(scorer, "label", scorer.name), budget=save.budget,
+        )  # fmt: skip
+        context.write(self._folder)
+        answer = {"digest": context.name, "tokens": tokens, "kept": context.facts.kept}
+        return {**answer, "placeholders": context.placeholders}
+
+    def _prompt(self, save: Save) -> Iterator[tuple[Tensor, Tensor]]:
+        """Keys and values [H, N, D] of a prompt in every layer, out of the engine's blocks."""
+        for _, layer in sorted(self._layers.items()):
+            self._layout = self._layout or BlockLayout(layer, self._block_size)
+            blocks = torch.tensor(save.blocks, device=layer.kv_cache.device)
+            keys, values = self._layout.rows(layer.kv_cache, blocks, len(save.token_ids))
+            yield keys.transpose(0, 1), values.transpose(0, 1)
+
+
+def _update_cache(layer: Any, keys: Tensor, values: Tensor, cache: Tensor, slots: Tensor) -> None:  # noqa: ANN401
+    """Write rows [n, H, D] into slots [n] of a cache, as the layer's backend orders them."""
+    keys, values, slots = (part.to(cache.device) for part in (keys, values, slots))
+    layer.impl.do_kv_cache_update(layer, keys, values, cache, slots)
