@@ -39,8 +39,8 @@ _SHRUNK: weakref.WeakKeyDictionary[Llama, _CellState] = weakref.WeakKeyDictionar
 class _CellState:
     """What cells held right after an eviction."""
 
-    places: np.ndarray
-    """[L, H, S] int64: positions of the keys, ascending."""
+    positions: np.ndarray
+    """[L, H, S] int64, of the keys, ascending."""
     seen: int
     """Tokens that had been read."""
     end: int
@@ -48,28 +48,28 @@ class _CellState:
     floor: int
     """Tokens to which it can be cut back: the cells after them hold one token in all heads."""
 
-    def at(self, seen: int) -> np.ndarray:
-        """Places after `seen` tokens, at least `floor`."""
+    def positions_at(self, seen: int) -> np.ndarray:
+        """Positions after `seen` tokens, at least `floor`."""
         new = self.end + np.arange(max(seen - self.seen, 0))
-        new = np.broadcast_to(new, (*self.places.shape[:2], len(new)))
-        return np.concatenate([self.places, new], -1)[..., : self.cells(seen)]
+        new = np.broadcast_to(new, (*self.positions.shape[:2], len(new)))
+        return np.concatenate([self.positions, new], -1)[..., : self.count_at(seen)]
 
-    def cells(self, seen: int) -> int:
+    def count_at(self, seen: int) -> int:
         """How many cells there are after `seen` tokens."""
-        return int(self.places.shape[-1]) + seen - self.seen
+        return int(self.positions.shape[-1]) + seen - self.seen
 
 
 def _hold_all(geometry: Geometry, positions: np.ndarray) -> _CellState:
     """All heads hold the tokens at `positions` [N]."""
-    places = np.tile(positions.astype(np.int64), (geometry.layers, geometry.kv_heads, 1))
+    tiled = np.tile(positions.astype(np.int64), (geometry.layers, geometry.kv_heads, 1))
     end = int(positions[-1]) + 1 if len(positions) else 0
-    return _CellState(places, end, end, end - _count_unbroken(positions[None] - end))
+    return _CellState(tiled, end, end, end - _count_unbroken(positions[None] - end))
 
 
-def _count_unbroken(places: np.ndarray) -> int:
+def _count_unbroken(positions: np.ndarray) -> int:
     """How many of the last cells [A, N] are -1, -2, ... in all rows."""
-    other = np.flatnonzero((places != np.arange(-places.shape[-1], 0)).any(0))
-    return int(places.shape[-1]) - (int(other[-1]) + 1 if len(other) else 0)
+    other = np.flatnonzero((positions != np.arange(-positions.shape[-1], 0)).any(0))
+    return int(positions.shape[-1]) - (int(other[-1]) + 1 if len(other) else 0)
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Cells:
         """[L, H, S] int64: which tokens every head keeps, ascending from 0, until `bounded` closes
         gaps; then where they have been moved to.
         """
-        return self.held.at(self.seen)
+        return self.held.positions_at(self.seen)
 
     @property
     def end(self) -> int:
@@ -100,7 +100,7 @@ class Cells:
     @property
     def kept(self) -> int:
         """S, tokens that every head keeps."""
-        return self.held.cells(self.seen)
+        return self.held.count_at(self.seen)
 
     @property
     def nbytes(self) -> int:
@@ -151,19 +151,19 @@ def shrink(
         raise UsageError(f"{scorer.name} reads queries: let llama.eval read the text")
     budgeted = kept_tokens(parse_budget(budget), len(state.positions), protection)
     held, first = _SHRUNK.get(llama), int(state.positions[0])
-    if held is None or first != held.end - held.cells(held.seen) or seen < held.floor:
+    if held is None or first != held.end - held.count_at(held.seen) or seen < held.floor:
         held = _hold_all(decoder.geometry, state.positions)
         if first:
             raise CacheError(
                 f"the cells begin at position {first}: kvp does not know which tokens they hold; "
                 "shrink what this Llama has read itself"
             )
-    kept = Cells(held, seen)
-    _cut(decoder, scorer, state, kept, budgeted, protection, tokens)
-    _SHRUNK[llama] = kept.held
-    _read_anew_before(kept.held.floor, weakref.ref(llama))
+    cells = Cells(held, seen)
+    _cut(decoder, scorer, state, cells, budgeted, protection, tokens)
+    _SHRUNK[llama] = cells.held
+    _read_anew_before(cells.held.floor, weakref.ref(llama))
     llama._requires_eval = True  # the logits of the last token are those of the full cache
-    return kept
+    return cells
 
 
 def _read_anew_before(floor: int, reference: Callable[[], Any]) -> None:
@@ -224,7 +224,7 @@ def bounded(
         llama.reset()
         llama._n_ctx, llama.input_ids = LONGEST, np.zeros(LONGEST, np.intc)
         llama.eval = bound.eval
-        yield bound.kept
+        yield bound.cells
     finally:
         vars(llama).pop("eval", None)
         vars(llama).update(own)
@@ -262,69 +262,67 @@ def _protection(asked: Protection | None, scorer: Scorer) -> Protection:
 class _Bound:
     """Sequence 0 of a llama within a number of cells."""
 
-    def __init__(
-        self, decoder: Decoder, scorer: Scorer, cells: int, protection: Protection
-    ) -> None:
-        self.decoder, self.scorer, self.cells = decoder, scorer, cells
+    def __init__(self, decoder: Decoder, scorer: Scorer, most: int, protection: Protection) -> None:
+        self.decoder, self.scorer, self.most = decoder, scorer, most
         self.protection = protection
         self.empty = _hold_all(decoder.geometry, np.zeros(0))
-        self.kept = Cells(self.empty)
+        self.cells = Cells(self.empty)
         self.trained = llama_cpp.llama_model_n_ctx_train(decoder.llama.model)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Read tokens after the first `llama.n_tokens`, in place of `Llama.eval`."""
-        llama, kept = self.decoder.llama, self.kept
-        if llama.n_tokens < kept.held.floor:  # heads hold different tokens there
+        llama, cells = self.decoder.llama, self.cells
+        if llama.n_tokens < cells.held.floor:  # heads hold different tokens there
             tokens = [*llama.input_ids[: llama.n_tokens].tolist(), *tokens]
-            llama.n_tokens, kept.held = 0, self.empty
-        kept.seen = llama.n_tokens
-        llama._ctx.kv_cache_seq_rm(0, kept.end, -1)
-        size = min(llama.n_batch, self.cells // 4)
+            llama.n_tokens, cells.held = 0, self.empty
+        cells.seen = llama.n_tokens
+        llama._ctx.kv_cache_seq_rm(0, cells.end, -1)
+        size = min(llama.n_batch, self.most // 4)
         for start in range(0, len(tokens), size):
             piece = list(tokens[start : start + size])
-            if kept.seen + len(piece) > LONGEST:
+            if cells.seen + len(piece) > LONGEST:
                 raise UsageError(f"a bounded sequence has at most {LONGEST:,} tokens")
-            if kept.kept + len(piece) > self.cells:
-                self._evict(self.cells - max(len(piece), self.cells // 8))
-            if kept.end + len(piece) > self.trained:
-                _close_gaps(self.decoder, kept)
-            llama._batch.set_batch(batch=piece, n_past=kept.end, logits_all=False)
+            if cells.kept + len(piece) > self.most:
+                self._evict(self.most - max(len(piece), self.most // 8))
+            if cells.end + len(piece) > self.trained:
+                _close_gaps(self.decoder, cells)
+            llama._batch.set_batch(batch=piece, n_past=cells.end, logits_all=False)
             llama._ctx.decode(llama._batch)
-            llama.input_ids[kept.seen : kept.seen + len(piece)] = piece
-            kept.seen += len(piece)
-            llama.n_tokens = kept.seen
+            llama.input_ids[cells.seen : cells.seen + len(piece)] = piece
+            cells.seen += len(piece)
+            llama.n_tokens = cells.seen
             llama._requires_eval = False
 
     def _evict(self, keep: int) -> None:
-        state, end = self.decoder.read(), self.kept.end
-        if not np.array_equal(state.positions, np.arange(end - self.kept.kept, end)):
+        state, end = self.decoder.read(), self.cells.end
+        if not np.array_equal(state.positions, np.arange(end - self.cells.kept, end)):
             raise CacheError("the llama.cpp cache was changed inside the block by something else")
-        first = max(self.kept.seen - self.scorer.needs.queries, 0)
-        tokens = self.decoder.llama.input_ids[first : self.kept.seen].tolist()
-        _cut(self.decoder, self.scorer, state, self.kept, keep, self.protection, tokens)
+        first = max(self.cells.seen - self.scorer.needs.queries, 0)
+        tokens = self.decoder.llama.input_ids[first : self.cells.seen].tolist()
+        _cut(self.decoder, self.scorer, state, self.cells, keep, self.protection, tokens)
 
 
-def _close_gaps(decoder: Decoder, kept: Cells) -> None:
+def _close_gaps(decoder: Decoder, cells: Cells) -> None:
     """Turn the keys of every head to positions 0, 1, ..."""
-    places = np.broadcast_to(np.arange(kept.kept), kept.positions.shape)
-    state = decoder.move_keys(decoder.read(), places - kept.positions)
-    decoder.write(replace(state, positions=np.arange(kept.kept, dtype=np.int32)))
-    kept.held = _CellState(places, kept.seen, kept.kept, kept.held.floor)
+    positions = np.broadcast_to(np.arange(cells.kept), cells.positions.shape)
+    state = decoder.move_keys(decoder.read(), positions - cells.positions)
+    decoder.write(replace(state, positions=np.arange(cells.kept, dtype=np.int32)))
+    cells.held = _CellState(positions, cells.seen, cells.kept, cells.held.floor)
 
 
 def _cut(
-    decoder: Decoder, scorer: Scorer, state: SequenceState, kept: Cells, keep: int,
+    decoder: Decoder, scorer: Scorer, state: SequenceState, cells: Cells, keep: int,
     protection: Protection, tokens: Sequence[int],
 ) -> None:  # fmt: skip
-    """Keep the `keep` best cells of every head, and say so in `kept`."""
-    started, places, held = time.perf_counter(), kept.positions, kept.held
+    """Keep the `keep` best cells of every head, and say so in `cells`."""
+    started, positions, held = time.perf_counter(), cells.positions, cells.held
     with torch.inference_mode():
-        views = decoder.views(state, scorer.needs, keep, tokens, places, kept.seen - held.floor)
+        views = decoder.views(state, scorer.needs, keep, tokens, positions, cells.seen - held.floor)
         best = select(torch.cat(score_layers(scorer, views)), keep, protection).numpy()
     decoder.write(state.take(best))
-    own = np.take_along_axis(places, best, -1)
-    floor = kept.seen - _count_unbroken(best.reshape(-1, keep) - kept.kept)
-    kept.held = _CellState(own, kept.seen, kept.end, max(held.floor, floor))
-    kept.cell_nbytes = state.nbytes // len(state.positions)
-    kept.evictions += 1
-    kept.seconds += time.perf_counter() - started
+    own = np.take_along_axis(positions, best, -1)
+    floor = cells.seen - _count_unbroken(best.reshape(-1, keep) - cells.kept)
+    cells.held = _CellState(own, cells.seen, cells.end, max(held.floor, floor))
+    cells.cell_nbytes = state.nbytes // len(state.positions)
+    cells.evictions += 1
+    cells.seconds += time.perf_counter() - started
