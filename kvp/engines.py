@@ -18,20 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Engine:
-    """What goes on from contexts; one that takes every context as its file is."""
+    """An engine that answers from contexts. This base reads context files as they are."""
 
     name: str
     equal_counts: bool = False
     """Whether all heads of a context have to keep as many tokens."""
     model: str | None = None
     """A file that it runs, which can compute contexts, too; None: the model that made them."""
+    flag: str = ""
+    """What chose it, as its refusals begin."""
 
     def check(self, allocator: object) -> None:
         """Raise KvpError where it goes on from no context that `allocator`, or None, splits."""
         if self.equal_counts and allocator is not None:
-            raise UsageError(
-                f"{self.name} holds equal counts in every head: compress without allocator"
-            )
+            name = f"{self.flag}{self.name}"
+            raise UsageError(f"{name} holds equal counts in every head: compress without allocator")
 
     def write(self, context: Context, folder: Path) -> Mapping[str, str]:
         """Write what it needs beside the context's file, or raise CacheError: name by kind."""
@@ -40,5 +41,5 @@ class Engine:
 
 VLLM = Engine("vLLM")
 """It reads context files themselves, also those whose heads keep other numbers of tokens."""
-LLAMA_CPP = Engine("--gguf: llama.cpp", equal_counts=True)
+LLAMA_CPP = Engine("llama.cpp", equal_counts=True, flag="--gguf: ")
 """A server of a GGUF file; `kvp.llamacpp.slots` checks the file and writes what it reads."""

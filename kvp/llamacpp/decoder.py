@@ -94,9 +94,9 @@ class Decoder:
         self, state: SequenceState, needs: Needs, budget: int, tokens: Sequence[int],
         places: np.ndarray, whole: int,
     ) -> Iterator[View]:  # fmt: skip
-        """A view per layer, as scorers read it; `tokens` are the ids of all tokens
-        that were read, N or more: the last ones count. `places` [L, H, N] int64 are the positions
-        that the keys have; the last `whole` cells hold one token in all heads, without a gap.
+        """A view per layer, as scorers read it; `tokens` are the ids of all tokens that were read,
+        N or more: the last ones count. `places` [L, H, N] int64 are the positions that the keys
+        have; the last `whole` cells hold one token in all heads, without a gap.
 
         Raises UsageError where `needs` has what llama.cpp cannot give.
         """

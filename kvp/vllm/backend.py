@@ -76,7 +76,7 @@ class Running:
     """One request on a context of uneven counts, in one step."""
 
     kept: int
-    """Tokens of the context in the eyes of vLLM, its placeholders."""
+    """Placeholders of the context, which vLLM counts as its tokens."""
     counts: Sequence[Sequence[int]]
     """Rows of every layer and KV head, multiples of the block size."""
     block: int

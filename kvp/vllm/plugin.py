@@ -1,8 +1,8 @@
 """What vLLM loads of kvp in each of its processes, as a plug-in, before it makes a model.
 
 The attention backends that can hold contexts of uneven counts take the places of vLLM's own ones of
-the same names. They are these own ones, the same classes, in every process whose configuration has
-no `KvpConnector` that holds such contexts.
+the same names. Where a process has no `KvpConnector` with such contexts, vLLM's own classes are
+used unchanged.
 """
 
 from __future__ import annotations
