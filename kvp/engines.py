@@ -15,6 +15,9 @@ from kvp.errors import UsageError
 if TYPE_CHECKING:
     from kvp.contexts import Context
 
+EQUAL_COUNTS = "holds equal counts in every head: compress without allocator"
+"""What is said, after its name, of an engine that cannot take a context."""
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -31,8 +34,7 @@ class Engine:
     def check(self, allocator: object) -> None:
         """Raise KvpError where it goes on from no context that `allocator`, or None, splits."""
         if self.equal_counts and allocator is not None:
-            name = f"{self.flag}{self.name}"
-            raise UsageError(f"{name} holds equal counts in every head: compress without allocator")
+            raise UsageError(f"{self.flag}{self.name} {EQUAL_COUNTS}")
 
     def write(self, context: Context, folder: Path) -> Mapping[str, str]:
         """Write what it needs beside the context's file, or raise CacheError: name by kind."""

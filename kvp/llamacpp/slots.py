@@ -25,7 +25,7 @@ from torch import Tensor
 
 from kvp.artifacts.files import atomic_write_bytes, raising_as
 from kvp.contexts import Context
-from kvp.engines import LLAMA_CPP, Engine
+from kvp.engines import EQUAL_COUNTS, LLAMA_CPP, Engine
 from kvp.errors import CacheError
 from kvp.geometry import Geometry
 from kvp.hf.gguf_files import Metadata, read_metadata, same_rope
@@ -66,7 +66,7 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
     """
     facts, file = context.facts, read_gguf(gguf)
     if facts.counts is not None:
-        raise CacheError("llama.cpp holds equal counts in every head: compress without allocator")
+        raise CacheError(f"{LLAMA_CPP.name} {EQUAL_COUNTS}")
     ours = Geometry.from_dict(facts.geometry), facts.vocabulary, facts.model["norms"], facts.rope
     with raising_as(gguf, CacheError):
         same = same_rope(facts.rope, file.rope, file.head_dim)

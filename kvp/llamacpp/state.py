@@ -71,8 +71,7 @@ class SequenceState:
     @classmethod
     def read(cls, data: np.ndarray) -> SequenceState:
         """Read the state `data` [bytes] uint8. Raises CacheError where the layout is another."""
-        reader = _Reader(data)
-        cells = None
+        reader, cells = _Reader(data), None
         with raising_as("llama.cpp's cache", CacheError, FOREIGN):
             if reader.number("<u4") != MAGIC:
                 raise ValueError("it does not begin with the expected number")
@@ -107,8 +106,7 @@ class SequenceState:
         cells = np.zeros(len(self.positions), CELL)
         cells["position"], cells["sequences"], cells["sequence"] = self.positions, 1, self.sequence
         transposed = self.values[0].transposed
-        before = [0] * self.stream
-        after = [0] * (self.streams - self.stream - 1)
+        before, after = [0] * self.stream, [0] * (self.streams - self.stream - 1)
         parts = [_u4(MAGIC), np.array([self.sequence], "<i4"), _u4(self.streams, *before)]
         parts += [_u4(len(cells)), cells, _u4(int(transposed), len(self.keys))]
         for rows in self.keys + self.values:
