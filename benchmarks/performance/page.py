@@ -60,7 +60,7 @@ def fill(text: str) -> str:
 def _without_gpu(reports: Reports) -> str:
     """Which parts have no numbers of a GPU."""
     missing = [
-        f"*{part.title}*{' (a part for GPUs alone)' if part.cpu is None else ''}"
+        f"*{part.title}*{' (no section until it is)' if part.cpu is None else ''}"
         for part in PARTS if (part.name, "cuda") not in reports
     ]  # fmt: skip
     if not missing:
@@ -107,7 +107,7 @@ def _incomplete(report: Report) -> list[str]:
     if (ended := report["settings"].get("ended")) is None:
         return []
     lacking = ", ".join(f"`{name}`" for name in _lacking(report))
-    return [f"Incomplete: {ended}{f', without {lacking}' * bool(lacking)}."]
+    return [f"This run is incomplete: {ended}{f', so {lacking} is missing' * bool(lacking)}."]
 
 
 def _lacking(report: Report) -> list[str]:

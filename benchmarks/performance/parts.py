@@ -129,11 +129,12 @@ PARTS: Sequence[Part] = (
         title="One decoded token",
         module="benchmarks.decoding",
         text=(
-            "*full* is transformers' cache with torch's sdpa. *dense* keeps an eighth of the "
-            "tokens in every head (equal counts), *ragged* as many on average, as a shared budget "
-            "does. CPUs compute in float32 on one thread, GPUs in bfloat16, where *ragged* uses "
-            "the Triton kernel and *ragged:torch* does not. `wide` has 2 layers with 28 query and "
-            "4 KV heads of 128 channels; `attention` is that of one such layer."
+            "*full* is transformers' cache with torch's sdpa, copied at every token. *dense* "
+            "keeps an eighth of the tokens in every head (equal counts), *ragged* as many on "
+            "average, as a shared budget does. CPUs compute in float32 on one thread, GPUs in "
+            "bfloat16, where *ragged* uses the Triton kernel and *ragged:torch* does not. `wide` "
+            "has 2 layers with 28 query and 4 KV heads of 128 channels; `attention` is that of "
+            "one such layer."
         ),
         unit="{clock} ms of the fastest token",
         table=tables.decoding,
