@@ -29,8 +29,11 @@ def _scorer_lines() -> Iterator[str]:
     yield from _entry(FULL, "everything: the unmodified cache", [("reads", "nothing")])
     yield from _entry(
         LEARNED,
-        "what the policies of --policies DIR learned (attention-free)",
-        [("reads", f"{PLAIN}; trained by kvp train"), ("costs", "a small network per head, O(N)")],
+        "what the policies of --policies DIR learned",
+        [
+            ("reads", f"{PLAIN}; the last 32 queries where --inputs of kvp train has recent"),
+            ("costs", "a small network per head, O(N)"),
+        ],
     )
     yield from _scorers(null=False)
     yield from _entry(

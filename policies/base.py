@@ -168,7 +168,7 @@ def _required_value(value: Any, default: object, limit: Any) -> str | None:  # n
     """What an option with this default must be where `value` is not; None where it may be it."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(default, float):
-        least, largest = limit or (0, math.inf)
+        least, largest = limit if isinstance(limit, tuple) else (limit or 0, math.inf)
         fits = number and least <= value <= largest and value != math.inf
         bounds = f">= {least:g}" if largest == math.inf else f"from {least:g} to {largest:g}"
         wanted = f"a number {bounds}"

@@ -268,7 +268,7 @@ def print_settings(settings: TunedSettings) -> None:
     for protocol, entries in group_by(settings.methods, lambda entry: entry.protocol).items():
         print(
             f"{protocol}: {'accuracy, %' if percent else 'minus nats per token'}, over the budgets "
-            f"{', '.join(settings.data['budgets'])} and {len(settings.data['tasks'])} tasks, "
+            f"{', '.join(settings.data['budgets'])} and {len(settings.data['tasks'])} task(s), "
             f"{settings.split} split"
         )
         rows = [
