@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import chain
 from typing import Any, ClassVar, Self
 
 import torch
@@ -64,6 +65,11 @@ class Component:
         return self.name
 
     def __post_init__(self) -> None:
+        names = option_names(type(self))
+        for name in chain(self.limits, self.grid, *self.presets.values()):
+            if name not in names:
+                near = did_you_mean(name, names)
+                raise UsageError(f"{self.base_name} has no option {name!r}{near}")
         for option in fields(self):
             value = getattr(self, option.name)
             wanted = _required_value(value, option.default, self.limits.get(option.name))

@@ -13,7 +13,7 @@ from eval.results.records import Groups, group_by
 from eval.results.settings import MethodSetting
 from eval.results.shapes import TimingRow
 from eval.results.stats import Interval, median_interval
-from kvp.names import FULL
+from kvp.names import EXTERNAL_NAMES, FULL, LEARNED
 from policies.registry import SCORERS
 
 
@@ -69,10 +69,14 @@ def describe_savings(comparison: Comparison, best: Best, timings: Iterable[Timin
     return f"{'. '.join(parts)}." if parts else ""
 
 
-def count_passes(method: str) -> int:
-    """How often the model reads the prompt: twice for methods that have it repeat the prompt."""
-    known = SCORERS.get(method)
-    return 1 if known is None or known().needs.reconstruction is None else 2
+def count_passes(method: str) -> int | None:
+    """How often the model reads the prompt: twice for methods that have it repeat the prompt.
+
+    None for a user's own, whose class is not here.
+    """
+    if (known := SCORERS.get(method)) is None:
+        return 1 if method in (FULL, LEARNED, *EXTERNAL_NAMES) else None
+    return 1 if known().needs.reconstruction is None else 2
 
 
 def summarise_timings(records: Iterable[TimingRow], groups: Groups) -> list[Timing]:

@@ -183,7 +183,7 @@ def costs_of_requests(timings: Sequence[Timing]) -> Table:
                 one.evict_to_prefill.mean if one.evict_to_prefill else None
             ),
             "of its FLOPs": share(one.flops),
-            "readings of the prompt": str(count_passes(one.setting.method)),
+            "readings of the prompt": str(count_passes(one.setting.method) or NOTHING),
             "decode, ms per token": _interval_texts(one.decode, 1000, ".2f"),
             "decode / full": _interval_texts(one.decode_to_full, 1, ".3f"),
         }
