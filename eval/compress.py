@@ -16,7 +16,7 @@ from kvp.budgets import parse_budget
 from kvp.data.rows.files import Tally, files_of, read_rows, read_text
 from kvp.data.rows.values import RowError, text_of
 from kvp.engines import VLLM, Engine
-from kvp.errors import CacheError, KvpError, UsageError
+from kvp.errors import ContextError, KvpError, UsageError
 from kvp.geometry import check_geometry
 from kvp.hf import geometry_of
 from kvp.hf.contexts import check_length, compress, context_ids
@@ -27,7 +27,7 @@ from kvp.plugins import require
 from kvp.progress import Progress, say
 from policies import load_policy, make_scorer, resolve_method
 
-CONTEXTS = FolderKind(noun="folder of contexts", marker="", error=CacheError)
+CONTEXTS = FolderKind(noun="folder of contexts", marker="", error=ContextError)
 
 
 def run(config: CompressConfig) -> None:

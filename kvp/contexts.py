@@ -25,7 +25,7 @@ from kvp.artifacts.files import digest_json, raising_as
 from kvp.artifacts.manifest import Format
 from kvp.artifacts.tensors import open_sealed_safetensors, tensors_digest, write_sealed_safetensors
 from kvp.budgets import Budget
-from kvp.errors import CacheError, UsageError
+from kvp.errors import ContextError, UsageError
 from kvp.geometry import Geometry
 from kvp.model_fingerprint import same_buffers
 from kvp.placeholders import DIGEST_BITS, placeholder_ids
@@ -70,7 +70,7 @@ class ContextFacts:
         self, *, model: Mapping[str, Any], geometry: Mapping[str, Any], vocabulary: int,
         rope: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        """Raise CacheError, in one line, where another model than this one made the context.
+        """Raise ContextError, in one line, where another model than this one made the context.
 
         Engines know no digest of `weights`, so it is compared only where both sides have it.
         `norms` are compared where this model's are known.
@@ -78,14 +78,15 @@ class ContextFacts:
         made = f"this context was made by {self.model['id']}"
         size, here = map(Geometry.from_dict, (self.geometry, geometry))
         if (size, self.vocabulary) != (here, vocabulary):
-            raise CacheError(f"{made}, {size}; this model has {here}")
+            raise ContextError(f"{made}, {size}; this model has {here}")
         if (dtype := self.model["dtype"]) != model["dtype"]:
-            raise CacheError(f"{made} in {dtype}; this model computes in {model['dtype']}")
+            raise ContextError(f"{made} in {dtype}; this model computes in {model['dtype']}")
         if dict(self.rope) != dict(rope) or not same_buffers(self.model, model):
-            raise CacheError(f"{made} with another RoPE than this model has")
+            raise ContextError(f"{made} with another RoPE than this model has")
         names = ("norms",) if self.model["weights"] is None else ("weights", "norms")
         if any(model[name] not in (None, self.model[name]) for name in names):
-            raise CacheError(f"{made}; this model is {model['id']} with other weights or adapters")
+            other = f"{model['id']} with other weights or adapters"
+            raise ContextError(f"{made}; this model is {other}")
 
     @property
     def nbytes(self) -> int:
@@ -158,8 +159,8 @@ class Context:
         return self.digest[: DIGEST_BITS // 4]
 
     def write(self, folder: Path | str) -> Path:
-        """Write the file into `folder`, under its name; the path. CacheError where that fails."""
-        with raising_as(folder, CacheError, "gets no file of this context", "written"):
+        """Write the file into `folder`, under its name; the path. ContextError where that fails."""
+        with raising_as(folder, ContextError, "gets no file of this context", "written"):
             path = Path(folder) / f"{self.name}{SUFFIX}"
             path.parent.mkdir(parents=True, exist_ok=True)
             checksums = {"tensors": self.checksum, "digest": self.digest}
@@ -179,7 +180,7 @@ def pack_context(
     """The context of what every layer keeps: of keys and values [H, S, D] those `held` [H, S] bool.
 
     `embedding` is that of the keys, `facts` are the others of `ContextFacts`. Raises UsageError
-    where heads keep different numbers of tokens that are not multiples of `MULTIPLE`, CacheError
+    where heads keep different numbers of tokens that are not multiples of `MULTIPLE`, ContextError
     where a number is not finite.
     """
     keys, values, counts = [], [], []
@@ -204,7 +205,7 @@ def pack_context(
     context = Context(facts=ContextFacts(**facts), keys=keys, values=values, token_ids=token_ids)
     for name, part in context.tensors.items():
         if not bool(part.isfinite().all()):
-            raise CacheError(
+            raise ContextError(
                 f"this context is not what engines go on from: {name} has NaN or infinity"
             )
     return context
@@ -229,7 +230,7 @@ def whole_blocks(allocator: Allocator | None, kept: int, tokens: int) -> WholeBl
 def read_facts(path: Path) -> ContextFacts:
     """Facts of a context file, from its header alone.
 
-    Raises CacheError, in one line that names the file, where it is missing, damaged or another one.
+    Raises ContextError, in one line that names the file, where it is missing, damaged or another.
     """
     with _opened(path) as (header, *_):
         return _facts(path, header)
@@ -238,22 +239,23 @@ def read_facts(path: Path) -> ContextFacts:
 def read_context(path: Path, most: float = float("inf")) -> Context:
     """A context file of at most `most` bytes of tensors.
 
-    Raises CacheError as `read_facts`, for a larger one, and where its tensors are damaged or lack a
-    layer. Their shapes are the writer's.
+    Raises ContextError as `read_facts`, for a larger one, and where its tensors are damaged or lack
+    a layer. Their shapes are the writer's.
     """
     with _opened(path) as (header, size, read_tensors):
         facts = _facts(path, header)
         if size > (most := min(most, facts.nbytes + 8 * facts.tokens)):
-            raise CacheError(f"{path} takes {size:,} bytes, facts and memory_gb allow {most:,.0f}")
+            allowed = f"facts and memory_gb allow {most:,.0f}"
+            raise ContextError(f"{path} takes {size:,} bytes, {allowed}")
         if tensors_digest(tensors := read_tensors()) != header["tensors"]:
-            raise CacheError(f"{path} is damaged: its checksum does not match its tensors")
+            raise ContextError(f"{path} is damaged: its checksum does not match its tensors")
         layers = range(Geometry.from_dict(facts.geometry).layers)
         keys = [tensors.pop(f"{layer}.keys") for layer in layers]
         values = [tensors.pop(f"{layer}.values") for layer in layers]
         return Context(facts=facts, keys=keys, values=values, **tensors)  # with token_ids
 
 
-_opened = partial(open_sealed_safetensors, error=CacheError, kind=FORMAT, writer="kvp compress")
+_opened = partial(open_sealed_safetensors, error=ContextError, kind=FORMAT, writer="kvp compress")
 
 
 def _facts(path: Path, header: Mapping[str, Any]) -> ContextFacts:
@@ -262,7 +264,7 @@ def _facts(path: Path, header: Mapping[str, Any]) -> ContextFacts:
     facts = ContextFacts(**{name: header[name] for name in names & header.keys()})
     digest = _digest(facts, header["tensors"])
     if digest != header["digest"] or not digest.startswith(path.name.removesuffix(SUFFIX)):
-        raise CacheError(f"{path} is damaged or renamed: its name is the start of its digest")
+        raise ContextError(f"{path} is damaged or renamed: its name is the start of its digest")
     return facts
 
 

@@ -37,7 +37,7 @@ class Engine:
             raise UsageError(f"{self.flag}{self.name} {EQUAL_COUNTS}")
 
     def write(self, context: Context, folder: Path) -> Mapping[str, str]:
-        """Write what it needs beside the context's file, or raise CacheError: name by kind."""
+        """Write what it needs beside the context's file, or raise ContextError: name by kind."""
         return {}
 
 

@@ -35,8 +35,8 @@ class PolicyError(KvpError):
     """A policy directory that is damaged or was made for another geometry."""
 
 
-class CacheError(KvpError):
-    """A cache file that is damaged or was made by another model."""
+class ContextError(KvpError):
+    """A context, slot file or engine state that is damaged or was made by another model."""
 
 
 class ResultsError(KvpError):

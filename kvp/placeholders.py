@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count, islice, takewhile
 from operator import eq
 
-from kvp.errors import CacheError
+from kvp.errors import ContextError
 
 DIGEST_BITS = 128
 _CHECKED = 8
@@ -23,12 +23,12 @@ def placeholder_ids(digest: str, count: int, vocabulary: int) -> list[int]:
     """`count` token ids that name a context: its digest first, then a checksum of it.
 
     They lie in the middle half of the vocabulary, where no family has special tokens. Raises
-    CacheError for so few that nobody could tell them from ordinary text.
+    ContextError for so few that nobody could tell them from ordinary text.
     """
     bits, base, span, head = _alphabet(vocabulary)
     number = int(digest[: DIGEST_BITS // 4], 16)
     if count < head + _CHECKED:
-        raise CacheError(f"{count} tokens cannot name a context: keep {head + _CHECKED} or more")
+        raise ContextError(f"{count} tokens cannot name a context: keep {head + _CHECKED} or more")
     ids = [base + (number >> (bits * place)) % (1 << bits) for place in range(head)]
     return [*ids, *islice(_checks(digest, base, span), count - head)]
 

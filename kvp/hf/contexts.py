@@ -69,7 +69,7 @@ def compress(
     unless another one is given. An `allocator` splits them over layers and heads, in multiples,
     too. Nothing is evicted from a context that is no longer. Raises UsageError and ModelError as
     `prefill_and_evict`, UsageError for a context that is shorter than `MULTIPLE`, ModelError for a
-    model whose contexts engines cannot go on from, and CacheError as `context_of`.
+    model whose contexts engines cannot go on from, and ContextError as `context_of`.
     """
     inner, protection = unwrap_model(model), protection_of(protection)
     check_context_model(inner)
@@ -92,8 +92,8 @@ def context_of(
     """The context that `cache`, made by `model` from `token_ids`, holds for engines.
 
     Raises UsageError where the cache has another number of tokens, several rows, or heads whose
-    different numbers of tokens are not multiples of `MULTIPLE`; CacheError where keys or values are
-    not finite; ModelError as `check_context_model` and for soft prompts.
+    different numbers of tokens are not multiples of `MULTIPLE`; ContextError where keys or values
+    are not finite; ModelError as `check_context_model` and for soft prompts.
     """
     inner = unwrap_model(model)
     check_context_model(inner)
@@ -118,7 +118,7 @@ def load_context(context: Context | str | Path, model: PreTrainedModel) -> Cache
     A `DynamicCache`, and an `EvictingCache` where heads keep different numbers of tokens.
 
     `model.generate(placeholders + question, past_key_values=cache)` feeds the question alone. Each
-    call makes a cache of its own. Raises CacheError for a damaged file, and for a context that
+    call makes a cache of its own. Raises ContextError for a damaged file, and for a context that
     another model, another dtype or other adapters made.
     """
     inner = unwrap_model(model)

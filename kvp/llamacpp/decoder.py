@@ -29,7 +29,7 @@ from llama_cpp._ggml import libggml
 from llama_cpp._internals import LlamaBatch, LlamaContext
 from torch import Tensor
 
-from kvp.errors import CacheError, ModelError, UsageError
+from kvp.errors import ContextError, ModelError, UsageError
 from kvp.geometry import Geometry
 from kvp.llamacpp.state import Rows, SequenceState
 from kvp.rope import Rope
@@ -83,11 +83,11 @@ class Decoder:
         return cls(llama, geometry, pairs[rope] and name not in NEIGHBOURS)
 
     def read(self) -> SequenceState:
-        """The cells of sequence 0. Raises CacheError where they are not this model's."""
+        """The cells of sequence 0. Raises ContextError where they are not this model's."""
         return _read(self.llama._ctx, self.geometry)
 
     def write(self, state: SequenceState) -> None:
-        """Put `state` in place of its sequence's cells; CacheError where there is no room."""
+        """Put `state` in place of its sequence's cells; ContextError where there is no room."""
         _write(self.llama._ctx, state)
 
     def views(
@@ -132,7 +132,7 @@ class Decoder:
         """Channels that a quantised cache turns together, 0 for none: of keys and values.
 
         The same few tokens are read into a cache of this kind and one of float16. Raises
-        CacheError where the two differ by something else.
+        ContextError where the two differ by something else.
         """
         states = []
         for kind in (None, GGMLQuantizationType.F16):
@@ -157,7 +157,7 @@ class Decoder:
             try:
                 data = quantize(flat, rows.type).view(np.uint8).reshape(rows.data.shape)
             except NotImplementedError:  # without a word
-                raise CacheError(f"kvp cannot write keys of type {rows.type.name}") from None
+                raise ContextError(f"kvp cannot write keys of type {rows.type.name}") from None
             keys.append(replace(rows, data=data))
         return replace(state, keys=tuple(keys))
 
@@ -281,12 +281,12 @@ def _read(context: LlamaContext, geometry: Geometry) -> SequenceState:
         if not rows.transposed:
             width = rows.take(np.zeros((1, 1), np.int64)).floats().shape[1]
         if len(state.keys) != geometry.layers or width != channels:
-            raise CacheError(
+            raise ContextError(
                 f"llama.cpp's cache has {len(state.keys)} layers of {width} channels, the model "
                 f"{geometry}: kvp cannot read caches of its kind"
             )
     if state.positions[-1] != _last_position(context):
-        raise CacheError("llama.cpp's cache and its state name different positions")
+        raise ContextError("llama.cpp's cache and its state name different positions")
     return state
 
 
@@ -294,7 +294,7 @@ def _write(context: LlamaContext, state: SequenceState) -> None:
     data = state.write()
     pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
     if llama_cpp.llama_state_seq_set_data(context.ctx, pointer, len(data), 0) != len(data):
-        raise CacheError(f"no room for {len(state.positions)} cells: load it with a larger n_ctx")
+        raise ContextError(f"no room for {len(state.positions)} cells: load it with a larger n_ctx")
 
 
 def _block(stored: np.ndarray, plain: np.ndarray, width: int) -> int:
@@ -308,7 +308,7 @@ def _block(stored: np.ndarray, plain: np.ndarray, width: int) -> int:
             back = _transform_channels(torch.from_numpy(stored.copy()), block).numpy()
         if np.linalg.norm(back - plain) < QUANTISED * np.linalg.norm(plain):
             return block
-    raise CacheError("llama.cpp's quantised cache holds other numbers than its float16 one does")
+    raise ContextError("llama.cpp's quantised cache holds other numbers than its float16 one does")
 
 
 def _transform_channels(channels: Tensor, block: int) -> Tensor:

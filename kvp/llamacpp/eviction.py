@@ -22,7 +22,7 @@ from llama_cpp import Llama
 from rich.filesize import decimal
 
 from kvp.budgets import Budget, parse_budget
-from kvp.errors import CacheError, UsageError
+from kvp.errors import ContextError, UsageError
 from kvp.geometry import Geometry
 from kvp.llamacpp.decoder import Decoder
 from kvp.llamacpp.state import SequenceState
@@ -140,7 +140,7 @@ def shrink(
 
     Raises:
         UsageError: the budget is below the protected tokens, or the method reads more.
-        ModelError, CacheError: not a cache that kvp can cut; nothing has been changed.
+        ModelError, ContextError: not a cache that kvp can cut; nothing has been changed.
         PolicyError: the policy is of another model.
     """
     decoder, protection = _decoder(llama), _protection(protection, scorer)
@@ -154,7 +154,7 @@ def shrink(
     if held is None or first != held.end - held.count_at(held.seen) or seen < held.floor:
         held = _hold_all(decoder.geometry, state.positions)
         if first:
-            raise CacheError(
+            raise ContextError(
                 f"the cells begin at position {first}: kvp does not know which tokens they hold; "
                 "shrink what this Llama has read itself"
             )
@@ -296,7 +296,7 @@ class _Bound:
     def _evict(self, keep: int) -> None:
         state, end = self.decoder.read(), self.cells.end
         if not np.array_equal(state.positions, np.arange(end - self.cells.kept, end)):
-            raise CacheError("the llama.cpp cache was changed inside the block by something else")
+            raise ContextError("the llama.cpp cache was changed inside the block by something else")
         first = max(self.cells.seen - self.scorer.needs.queries, 0)
         tokens = self.decoder.llama.input_ids[first : self.cells.seen].tolist()
         _cut(self.decoder, self.scorer, state, self.cells, keep, self.protection, tokens)

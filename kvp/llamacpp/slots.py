@@ -26,7 +26,7 @@ from torch import Tensor
 from kvp.artifacts.files import atomic_write_bytes, raising_as
 from kvp.contexts import Context
 from kvp.engines import EQUAL_COUNTS, LLAMA_CPP, Engine
-from kvp.errors import CacheError
+from kvp.errors import ContextError
 from kvp.geometry import Geometry
 from kvp.hf.gguf_files import Metadata, read_metadata, same_rope
 from kvp.llamacpp.state import Rows, SequenceState
@@ -46,7 +46,7 @@ class LlamaServer(Engine):
         super().__init__(**vars(LLAMA_CPP) | {"model": gguf})
 
     def check(self, allocator: object) -> None:
-        """As `Engine.check`, and CacheError as `read_gguf`."""
+        """As `Engine.check`, and ContextError as `read_gguf`."""
         super().check(allocator)
         read_gguf(str(self.model))
 
@@ -59,22 +59,22 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
     """Write `context` as a slot file into `folder`, for a server of the model `gguf`; its path.
 
     Its name is the context's and `.slot`. Needs the package `gguf`, not llama.cpp. Raises
-    CacheError where the file is of another architecture than `INTERLEAVED` has, or of another model
-    than made the context: geometry, vocabulary, RoPE or norms; where its keys or values are no
-    float16 numbers, or its heads keep different numbers of tokens; and where the file cannot be
+    ContextError where the file is of another architecture than `INTERLEAVED` has, or of another
+    model than made the context: geometry, vocabulary, RoPE or norms; where its keys or values are
+    no float16 numbers, or its heads keep different numbers of tokens; and where the file cannot be
     written. ModelError as `Metadata.rope`.
     """
     facts, file = context.facts, read_gguf(gguf)
     if facts.counts is not None:
-        raise CacheError(f"{LLAMA_CPP.name} {EQUAL_COUNTS}")
+        raise ContextError(f"{LLAMA_CPP.name} {EQUAL_COUNTS}")
     ours = Geometry.from_dict(facts.geometry), facts.vocabulary, facts.model["norms"], facts.rope
-    with raising_as(gguf, CacheError):
+    with raising_as(gguf, ContextError):
         same = same_rope(facts.rope, file.rope, file.head_dim)
         theirs = *_facts(file), facts.rope if same else file.rope
     names = "geometry", "vocabulary", "norms", "RoPE"
     for name, wanted, there in zip(names, ours, theirs, strict=True):
         if wanted != there:
-            raise CacheError(
+            raise ContextError(
                 f"{gguf} is of another model than this context: {name} {there}, not {wanted}"
             )
     state = SequenceState(
@@ -88,7 +88,7 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
     head = np.array([int.from_bytes(b"qsgg", "little"), VERSION, len(numbers)], "<i4")
     parts = (head, numbers, data[8:layers], np.zeros(2, "<u4"), data[layers:])
     path = Path(folder) / f"{context.name}{SUFFIX}"
-    with raising_as(path, CacheError, done="written"):
+    with raising_as(path, ContextError, done="written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_bytes(path, b"".join(part.tobytes() for part in parts))
     return path
@@ -97,12 +97,12 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
 def read_gguf(gguf: Path | str) -> Metadata:
     """What a GGUF file says of its model.
 
-    Raises CacheError where it cannot be read, or is of an architecture without slots.
+    Raises ContextError where it cannot be read, or is of an architecture without slots.
     """
-    file = read_metadata(gguf, CacheError)
+    file = read_metadata(gguf, ContextError)
     if (name := file.architecture) not in INTERLEAVED:
         known = ", ".join(INTERLEAVED)
-        raise CacheError(f"{gguf} is of architecture {name:.80}: kvp writes slots for {known}")
+        raise ContextError(f"{gguf} is of architecture {name:.80}: kvp writes slots for {known}")
     return file
 
 
@@ -128,5 +128,5 @@ def _rows(part: Tensor, interleaved: bool) -> Rows:
         part = part.view(*part.shape[:2], 2, -1).mT.flatten(-2)
     rows = part.to(torch.float16).flatten(1)
     if not rows.isfinite().all():
-        raise CacheError("this context holds numbers that float16 cannot: no slot file for it")
+        raise ContextError("this context holds numbers that float16 cannot: no slot file for it")
     return Rows(GGMLQuantizationType.F16, rows.contiguous().numpy().view(np.uint8))

@@ -17,7 +17,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from kvp.artifacts.files import raising_as
-from kvp.errors import CacheError
+from kvp.errors import ContextError
 
 MAGIC = 0xAF143CD8
 FOREIGN = (
@@ -70,9 +70,9 @@ class SequenceState:
 
     @classmethod
     def read(cls, data: np.ndarray) -> SequenceState:
-        """Read the state `data` [bytes] uint8. Raises CacheError where the layout is another."""
+        """Read the state `data` [bytes] uint8. Raises ContextError where the layout is another."""
         reader, cells = _Reader(data), None
-        with raising_as("llama.cpp's cache", CacheError, FOREIGN):
+        with raising_as("llama.cpp's cache", ContextError, FOREIGN):
             if reader.number("<u4") != MAGIC:
                 raise ValueError("it does not begin with the expected number")
             sequence, streams = reader.number("<i4"), reader.number("<u4")
@@ -85,7 +85,8 @@ class SequenceState:
             if reader.offset != len(data):
                 raise ValueError(f"{len(data) - reader.offset} bytes are left over")
         if cells is None:
-            raise CacheError(f"sequence {sequence} of llama.cpp's cache is empty: read text first")
+            empty = f"sequence {sequence} of llama.cpp's cache is empty"
+            raise ContextError(f"{empty}: read text first")
         return cls(sequence, streams, *cells)
 
     def take(self, cells: np.ndarray) -> SequenceState:

@@ -33,7 +33,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.version import __version__
 
 from kvp.contexts import MULTIPLE, SUFFIX, ContextFacts, read_facts
-from kvp.errors import CacheError, one_line
+from kvp.errors import ContextError, one_line
 from kvp.placeholders import read_placeholders
 from kvp.vllm.backend import Running, set_step
 from kvp.vllm.engine import EngineModel
@@ -108,7 +108,7 @@ class KvpConnector(KVConnectorBase_V1):
             refused = _refusal_reason(request, facts, written, self._model)
             if budget is not None:
                 refused = "it asks to compress what is compressed"
-        except CacheError as error:
+        except ContextError as error:
             refused = str(error)
         stop = facts.kept if facts and not refused else min(written, len(ids) - 1)
         self._requests[name] = facts, Load(digest, (), 0, stop, refused)

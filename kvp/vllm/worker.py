@@ -18,7 +18,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 from kvp.budgets import parse_budget
 from kvp.contexts import SUFFIX, Context, kept_rows, pack_context, read_context, whole_blocks
-from kvp.errors import CacheError, KvpError, UsageError, one_line
+from kvp.errors import ContextError, KvpError, UsageError, one_line
 from kvp.memory import LruCache
 from kvp.ranking import EMPTY_SLOT, Protection, Selection
 from kvp.scoring import View, score_layers, sizes_of
@@ -131,15 +131,15 @@ class Worker:
         for load in work.loads:
             try:
                 if load.refused:
-                    raise CacheError(load.refused)
+                    raise ContextError(load.refused)
                 self._write(self._context(load.digest), load)
-            except CacheError as error:
+            except ContextError as error:
                 logger.error("context %s is not loaded: %s", load.digest, error)
                 first = load.start // self._block_size
                 self.unread.update(load.blocks[first : -(-load.stop // self._block_size)])
 
     def _context(self, digest: str) -> Context:
-        """The context; CacheError where its file cannot be used."""
+        """The context; ContextError where its file cannot be used."""
         if (context := self._contexts.get(digest)) is None:
             context = read_context(self._folder / f"{digest}{SUFFIX}", self._memory_bytes)
             self._contexts.put(digest, context, context.facts.nbytes)

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from kvp.artifacts.tensors import write_safetensors
 from kvp.budgets import parse_budget
 from kvp.contexts import Context, ContextFacts, kept_rows, read_context, read_facts
-from kvp.errors import CacheError
+from kvp.errors import ContextError
 from kvp.placeholders import placeholder_ids
 
 COUNTS = [[32, 64], [96, 32]]
@@ -63,7 +63,7 @@ FOREIGN = {
 def test_another_file_under_its_name_is_refused(expected, context, tmp_path):
     path = context.write(tmp_path)
     FOREIGN[expected](path, context)
-    with pytest.raises(CacheError, match=expected):
+    with pytest.raises(ContextError, match=expected):
         read_facts(path)
 
 
@@ -71,11 +71,11 @@ READ = """
 import sys
 from pathlib import Path
 from kvp.contexts import read_context, read_facts
-from kvp.errors import CacheError
+from kvp.errors import ContextError
 for turn in range(2000):
     try:
         (read_facts if turn % 50 else read_context)(Path(sys.argv[1]))
-    except CacheError:
+    except ContextError:
         pass
 """
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from kvp.errors import CacheError, ModelError, UsageError
+from kvp.errors import ContextError, ModelError, UsageError
 from kvp.hf import evicting, load_model, prefill_and_evict
 from kvp.hf.contexts import compress, context_of, load_context
 from kvp.hf.visibility import EMPTY
@@ -102,13 +102,13 @@ def test_what_engines_cannot_hold_is_refused(nano, words, build):
     model, faster, away = build("llama"), build("llama"), build("llama").to("meta")
     _, context = made(model, words)
     faster.model.rotary_emb.inv_freq.mul_(2)
-    with pytest.raises(CacheError, match="another RoPE than this model has"):
+    with pytest.raises(ContextError, match="another RoPE than this model has"):
         load_context(context, faster)
     with pytest.raises(ModelError, match="offloaded"):
         load_context(context, away)
     with torch.no_grad():
         next(model.parameters()).add_(1)
-    with pytest.raises(CacheError, match="other weights"):
+    with pytest.raises(ContextError, match="other weights"):
         load_context(context, model)
     model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     with pytest.raises(ModelError, match="does not turn by one position"):
@@ -161,5 +161,5 @@ def test_adapters_outside_of_the_model_are_refused(kind, config, qwen, words, fi
 
 def test_what_would_be_refused_is_not_written(qwen, words):
     qwen.model.layers[1].self_attn.v_proj.weight.fill_(1e38)  # beyond what its numbers hold
-    with pytest.raises(CacheError, match=r"1\.values has NaN or infinity"):
+    with pytest.raises(ContextError, match=r"1\.values has NaN or infinity"):
         made(qwen, words, "streaming_llm")

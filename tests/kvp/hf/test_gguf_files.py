@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
-from kvp.errors import CacheError, ModelError
+from kvp.errors import ContextError, ModelError
 from kvp.hf import load_model
 from kvp.hf.loading import load_config
 from kvp.hf.rotary import rope_of
@@ -164,7 +164,7 @@ def test_a_file_of_any_bytes_is_one_line(name, tmp_path):
     file = tmp_path / "hostile.gguf"
     file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, tensors, fields) + content)
     for read in (read_gguf, load_config):
-        with pytest.raises((CacheError, ModelError)) as refused:
+        with pytest.raises((ContextError, ModelError)) as refused:
             read(str(file))
         assert str(file) in str(refused.value)
         assert str(refused.value).isprintable()

@@ -21,7 +21,7 @@ from transformers import (
 
 from kvp import load_model
 from kvp.data.synthetic.text import prose
-from kvp.errors import CacheError, ModelError, PolicyError, UsageError
+from kvp.errors import ContextError, ModelError, PolicyError, UsageError
 from kvp.ranking import UNPROTECTED, Protection, select
 from kvp.scoring import Needs
 from policies import load_policy, make_scorer
@@ -428,7 +428,7 @@ def test_cells_that_something_else_has_cut_are_refused(llama):
     assert shrink(llama, make_scorer("keydiff"), 50).seen == 90  # nothing is left of the first one
     state = Decoder.of(llama).read()
     Decoder.of(llama).write(state.take(places(50)[..., 10:]))
-    with pytest.raises(CacheError, match="begin at position 50: kvp does not know which"):
+    with pytest.raises(ContextError, match="begin at position 50: kvp does not know which"):
         shrink(llama, make_scorer("keydiff"), 30)
 
 
@@ -508,5 +508,5 @@ def test_other_caches_are_refused(llama, kind, monkeypatch):
 
 
 def test_an_empty_cache_is_refused(llama):
-    with pytest.raises(CacheError, match=r"sequence 0 of llama.cpp.s cache is empty"):
+    with pytest.raises(ContextError, match=r"sequence 0 of llama.cpp.s cache is empty"):
         shrink(llama, make_scorer("keydiff"), 40)

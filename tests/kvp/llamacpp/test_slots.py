@@ -12,7 +12,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM
 
 from kvp import load_model
-from kvp.errors import CacheError
+from kvp.errors import ContextError
 from kvp.hf.contexts import compress
 from kvp.llamacpp.slots import VERSION, write_slot
 from kvp.program.table import main
@@ -93,16 +93,16 @@ def test_another_model_is_refused_in_one_line(context, file, tmp_path, one_line)
         ),
     }
     for expected, one in cases.items():
-        with one_line(CacheError, match=expected):
+        with one_line(ContextError, match=expected):
             write_slot(one, file, tmp_path)
-    with pytest.raises(CacheError, match=r"none.gguf is missing"):
+    with pytest.raises(ContextError, match=r"none.gguf is missing"):
         write_slot(context, tmp_path / "none.gguf", tmp_path)
     (tmp_path / "text.gguf").write_text("no model")
-    with pytest.raises(CacheError, match=r"text.gguf is damaged"):
+    with pytest.raises(ContextError, match=r"text.gguf is damaged"):
         write_slot(context, tmp_path / "text.gguf", tmp_path)
     writer = gguf.GGUFWriter(tmp_path / "other.gguf", "gemma2")
     writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.close()
-    with pytest.raises(CacheError, match="architecture gemma2: kvp writes slots for llama"):
+    with pytest.raises(ContextError, match="architecture gemma2: kvp writes slots for llama"):
         write_slot(context, tmp_path / "other.gguf", tmp_path)
     assert not [*tmp_path.glob("*.slot")]
 
@@ -177,5 +177,5 @@ def test_a_slot_is_of_the_same_rope(
             path = tmp_path / f"{number}.gguf"
             changed = {"tensors": other} if FREQS in other else {"fields": other}
             write_gguf(path, model, words, **changed)
-            with pytest.raises(CacheError, match="of another model than this context: RoPE"):
+            with pytest.raises(ContextError, match="of another model than this context: RoPE"):
                 write_slot(context, path, tmp_path)

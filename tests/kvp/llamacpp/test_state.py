@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from kvp.errors import CacheError
+from kvp.errors import ContextError
 from kvp.llamacpp.state import SequenceState
 
 POSITIONS = (5, 0, 3)  # as they lie in the buffer: not in order
@@ -85,12 +85,12 @@ REFUSED = {
 
 @pytest.mark.parametrize("expected", REFUSED)
 def test_another_layout_is_refused(expected):
-    with pytest.raises(CacheError, match=expected):
+    with pytest.raises(ContextError, match=expected):
         read(REFUSED[expected]())
 
 
 def test_any_shorter_state_is_refused():
     data = state(transposed=True)
     for size in range(len(data)):
-        with pytest.raises(CacheError):
+        with pytest.raises(ContextError):
             read(data[:size])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kvp.contexts import read_context, read_facts
-from kvp.errors import CacheError
+from kvp.errors import ContextError
 from kvp.hf import load_model
 from kvp.hf.contexts import compress, load_context
 from policies import make_scorer
@@ -166,7 +166,7 @@ def check_refused(start, folder, ids, config, expected, *readers):
     assert (told is None) == bool(refused)
     lines = [*logged, *(refused,) * bool(refused)]
     for read in readers:
-        with pytest.raises(CacheError) as caught:
+        with pytest.raises(ContextError) as caught:
             read()
         lines.append(str(caught.value))
     for line in lines:
