@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -93,6 +93,19 @@ class ForeignAttentionError(ModelError):
     """Something other than kvp's attention function touched the cached keys."""
 
 
+class AttendingLayer(Protocol):
+    """A layer of a cache that computes the attention over its own slots."""
+
+    def attend(
+        self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
+    ) -> Tensor:
+        """Attention of queries [B, Q, T, D] over the stored slots: [B, T, Q, D].
+
+        `mask` is what transformers' mask function made, `options` what else the model passes to its
+        attention (`position_ids`, `scaling`, `dropout`, `softcap`, `s_aux`).
+        """
+
+
 @dataclass(eq=False)
 class StoredKeys:
     """The handle an `EvictingCache` returns to the model in place of key and value tensors.
@@ -101,11 +114,7 @@ class StoredKeys:
     silently attending to slots that hold nothing.
     """
 
-    layer: Any
-    """It has `attend(module, query, mask, options)`, which gives the attention of `query`
-    [B, Q, T, D] over the stored slots: [B, T, Q, D]. `mask` is what transformers' mask function
-    made, `options` what else the model passes to its attention (`position_ids`, `scaling`,
-    `dropout`, `softcap`, `s_aux`)."""
+    layer: AttendingLayer
     index: int
     recorder: QueryRecorder | None = None
 
@@ -168,7 +177,7 @@ def plain_attention(
     """Attention over keys and values [B, H, S, D] as transformers computes it: [B, T, Q, D].
 
     `mask` is a bool [B, 1, T, S], or None for causal attention of S tokens (of one: to all);
-    `options` are those of `StoredKeys.layer`'s `attend`.
+    `options` are those of `AttendingLayer.attend`.
     """
     if _is_fused(options):
         attended, _ = sdpa_attention_forward(module, query, keys, values, mask, **options)
@@ -186,7 +195,7 @@ def grouped_attention(
 
     The G query heads of a group become G * T queries of one KV head. Shapes: query [B, Q, T, D],
     keys and values [B, H, S, D], visible [B, H or 1, T or 1, S] bool (None: all) -> [B, T, Q, D].
-    A query that sees no slot gets zeros. `options` are those of `StoredKeys.layer`'s `attend`.
+    A query that sees no slot gets zeros. `options` are those of `AttendingLayer.attend`.
     """
     if not _is_fused(options):
         return _eager_attention(query, keys, values, visible, options)
