@@ -140,10 +140,10 @@ def load_context(context: Context | str | Path, model: PreTrainedModel) -> Cache
 def _uneven_cache(context: Context, devices: Sequence[torch.device]) -> EvictingCache:
     layers, seen = [], context.facts.kept
     for layer, counts in enumerate(context.facts.counts or ()):
-        places = [torch.arange(count) * seen // count for count in counts]
+        positions = [torch.arange(count) * seen // count for count in counts]
         tensors = {
             "keys": context.keys[layer], "values": context.values[layer],
-            "positions": torch.cat(places).int(),  # in order; true ones are not known
+            "positions": torch.cat(positions).int(),  # in order; true ones are not known
             "lengths": torch.tensor([[*counts]]),
         }  # fmt: skip
         own = {name: part.to(devices[layer], copy=True) for name, part in tensors.items()}

@@ -323,11 +323,11 @@ class EvictingBlock(AbstractContextManager[Kept]):
 
         `real` is as of `_Pass`. Raises UsageError where the positions given are others.
         """
-        places = count_on(None, real)[:, seen:]  # [B, T]
+        positions = count_on(None, real)[:, seen:]  # [B, T]
         given = kwargs.get("position_ids")
-        if isinstance(given, Tensor) and given.ndim == places.ndim:
-            same = given.shape[-1] == places.shape[-1]
-            if not same or bool(((given.to(places.device) != places) & real[:, seen:]).any()):
+        if isinstance(given, Tensor) and given.ndim == positions.ndim:
+            same = given.shape[-1] == positions.shape[-1]
+            if not same or bool(((given.to(positions.device) != positions) & real[:, seen:]).any()):
                 raise UsageError(
                     f"position_ids are not those of the tokens that come after the {seen} seen: "
                     "leave position_ids and prefill_chunk_size out"
@@ -336,7 +336,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         if "attention_mask" in self._names:
             kwargs["attention_mask"] = real.long() if padded else None
         if padded and "position_ids" in self._names and given is None:
-            kwargs["position_ids"] = places
+            kwargs["position_ids"] = positions
 
     def _cache_of_pass(self, call: Call, kwargs: dict[str, Any], tokens: int) -> EvictingCache:
         """The cache of a forward pass over `tokens` tokens, made anew where it may be."""

@@ -192,8 +192,8 @@ def shrink_again(
             ours = [layer[entry] for layer in queries]
             entry_queries = [layer[:, ~layer[0, :, 0].isnan()] for layer in ours]
         layers = [
-            _Layer(index, keys[entry], values[entry], places[entry], recorded)
-            for (index, keys, values, places), recorded in zip(stored, entry_queries, strict=True)
+            _Layer(index, keys[entry], values[entry], positions[entry], latest)
+            for (index, keys, values, positions), latest in zip(stored, entry_queries, strict=True)
         ]
         kept.append(_slots_kept(layers, rule, budget, prompt))
     chosen = [_stack_prompts([slots[number] for slots in kept]) for number in range(len(stored))]
@@ -272,8 +272,8 @@ def _slots_kept(
 ) -> list[Tensor]:
     """Slots of one batch entry that stay: per layer [H, S] int64, `EMPTY_SLOT` after the last."""
     if isinstance(rule.allocator, Pooling):
-        places = [layer.positions.cpu() for layer in layers]
-        if not all(torch.equal(rows, places[0][:1].expand(len(rows), -1)) for rows in places):
+        positions = [layer.positions.cpu() for layer in layers]
+        if not all(torch.equal(rows, positions[0][:1].expand(len(rows), -1)) for rows in positions):
             raise UsageError(
                 f"allocator {rule.allocator.name} keeps the same tokens in every head, but the "
                 "heads of this cache hold different ones: shrink it from the start with "
@@ -295,8 +295,8 @@ def _slots_kept(
         for part in layer.views(rule.scorer.needs, budget, prompt)
     ]
     scored = _score_views(rule.scorer, [view for *_, view in parts], len(layers))
-    for (layer_scores, heads, places, _), part_scores in zip(parts, scored, strict=True):
-        layer_scores[heads] = layer_scores[heads].scatter(1, places, part_scores[0])
+    for (layer_scores, heads, part_slots, _), part_scores in zip(parts, scored, strict=True):
+        layer_scores[heads] = layer_scores[heads].scatter(1, part_slots, part_scores[0])
     device = scores[0].device  # layers may lie on several devices
     arranged = [
         _take_slots(layer, order, -torch.inf).to(device)
@@ -313,25 +313,25 @@ def _slots_kept(
 def _score_views(scorer: Scorer, views: Sequence[View], layers: int) -> list[Tensor]:
     """Scores of all views, those of a layer group from its first where all hold the same tokens."""
     size = layers_per_group(layers, scorer.needs.layer_group)
-    places = [view.positions.cpu() for view in views] if size > 1 else []
+    positions = [view.positions.cpu() for view in views] if size > 1 else []
     if len(views) == layers and all(
-        torch.equal(held, places[index - index % size]) for index, held in enumerate(places)
+        torch.equal(held, positions[index - index % size]) for index, held in enumerate(positions)
     ):
         return score_layers(scorer, views)
     return [score_layers(scorer, [view])[0] for view in views]
 
 
 def _arrange_slots(slots: Sequence[Tensor], width: int, protection: Protection) -> Tensor:
-    """Slots of every head in `width` places, [H, width]; `EMPTY_SLOT` between sinks and the rest.
+    """Slots of every head, [H, width], with `EMPTY_SLOT` between the sinks and the rest.
 
-    So the first and the last places are the tokens that `protection` means.
+    So the first and the last slots are the tokens that `protection` means.
     """
-    places = torch.full((len(slots), width), EMPTY_SLOT, device=slots[0].device)
+    arranged = torch.full((len(slots), width), EMPTY_SLOT, device=slots[0].device)
     for head, head_slots in enumerate(slots):
         sinks = min(protection.sinks, len(head_slots))
-        places[head, :sinks] = head_slots[:sinks]
-        places[head, width - (len(head_slots) - sinks) :] = head_slots[sinks:]
-    return places
+        arranged[head, :sinks] = head_slots[:sinks]
+        arranged[head, width - (len(head_slots) - sinks) :] = head_slots[sinks:]
+    return arranged
 
 
 def _take_slots(tensor: Tensor, indices: Tensor, empty: float) -> Tensor:

@@ -92,10 +92,10 @@ class Decoder:
 
     def views(
         self, state: SequenceState, needs: Needs, budget: int, tokens: Sequence[int],
-        places: np.ndarray, whole: int,
+        positions: np.ndarray, whole: int,
     ) -> Iterator[View]:  # fmt: skip
         """A view per layer, as scorers read it; `tokens` are the ids of all tokens that were read,
-        N or more: the last ones count. `places` [L, H, N] int64 are the positions that the keys
+        N or more: the last ones count. `positions` [L, H, N] int64 are those that the keys
         have; the last `whole` cells hold one token in all heads, without a gap.
 
         Raises UsageError where `needs` has what llama.cpp cannot give.
@@ -107,14 +107,14 @@ class Decoder:
                 "use a policy, keydiff, knorm, lagkv, streaming_llm, snapkv or tova"
             )
         queries = self._queries(state, min(wanted, whole), tokens)
-        positions = torch.from_numpy(places)
+        kept_positions = torch.from_numpy(positions)
         gaps = whole < positions.shape[-1]
         for layer in range(self.geometry.layers):
             yield View(
                 layer=layer,
                 keys=self._in_order(self._heads(state.keys[layer], "keys"))[None],
                 values=self._heads(state.values[layer], "values")[None],
-                positions=positions[layer][None] if gaps else positions[0, :1],
+                positions=kept_positions[layer][None] if gaps else kept_positions[0, :1],
                 budget=budget,
                 queries=queries[layer][None] if queries else None,
             )
