@@ -25,7 +25,7 @@ from policies import load_policy, make_allocator, make_scorer, sizes_itself, spl
 from policies.base import Component
 from policies.controls import Random
 from policies.learned import LearnedScorer
-from policies.registry import ALLOCATORS, NULLS, SCORERS, Specification, make_method, parse
+from policies.registry import ALLOCATORS, NULLS, SCORERS, Specification, make_method
 from policies.sources import INDEX, PolicySource, find_policy
 
 PROTECTIONS = {"both": (True, False), "on": (True,), "off": (False,)}
@@ -187,7 +187,7 @@ def foreign_names(settings: TunedSettings) -> Iterator[tuple[str, str]]:
         of_scorer = "--methods", chosen.scorer, {*SCORERS, LEARNED}
         of_allocator = "--allocators", chosen.allocator, ALLOCATORS
         for flag, spec, own in (of_scorer, of_allocator):
-            if parse(spec, "method").name not in own:
+            if Specification.parse(spec, "method").name not in own:
                 yield flag, spec.partition("(")[0]
 
 
@@ -218,7 +218,7 @@ def with_allocator(method: Method, spec: str | Allocator) -> Method:
     """The method with an allocator; UsageError where the two do not go together."""
     assert method.scorer is not None, "the full cache has no allocator"
     try:
-        written = parse(spec, "allocator") if isinstance(spec, str) else None
+        written = Specification.parse(spec, "allocator") if isinstance(spec, str) else None
         _, allocator = make_method(method.scorer, make_allocator(written or spec))
     except UsageError as error:
         raise UsageError(f"--methods, --allocators: {error}") from None
@@ -229,7 +229,7 @@ def with_allocator(method: Method, spec: str | Allocator) -> Method:
 
 def registered_method(spec: str, seed: int) -> Method:
     """A registered method; random ones draw from the run's seed unless the spec names one."""
-    written = parse(spec, "method")
+    written = Specification.parse(spec, "method")
     method = replace(method_of(make_scorer(written)), written=(written, None))
     if isinstance(method.scorer, Random) and "seed" not in written.options:
         return replace(method, scorer=replace(method.scorer, seed=seed))

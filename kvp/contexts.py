@@ -255,7 +255,7 @@ def read_context(path: Path, most: float = float("inf")) -> Context:
         return Context(facts=facts, keys=keys, values=values, **tensors)  # with token_ids
 
 
-_opened = partial(open_sealed_safetensors, error=ContextError, kind=FORMAT, writer="kvp compress")
+_opened = partial(open_sealed_safetensors, error=ContextError, format=FORMAT, writer="kvp compress")
 
 
 def _facts(path: Path, header: Mapping[str, Any]) -> ContextFacts:

@@ -66,22 +66,22 @@ class Specification:
     text: str = field(compare=False)
     """As it was written."""
 
+    @classmethod
+    def parse(cls, text: str, kind: str) -> Specification:
+        """Take one without plus sign apart; messages call it `kind`: method, allocator."""
+        name, colon, argument, behind = split_specification(text)
+        whole = f"{name}{colon}{argument}{behind}"
+        if re.fullmatch(r"[\w.-]+(:[^(),+]+)?(\([^()]*\))?", whole) is None:
+            more = ", without an allocator" if "+" in text else ""
+            raise UsageError(
+                f"{kind} {text!r} is not of the form name, name:preset or name(option=value){more}"
+            )
+        options = _parse_options(name, behind[1:-1])
+        return cls(name=name, argument=argument or None, options=options, text=text)
+
 
 _INTEGER = re.compile(r"[+-]?\d+")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-
-
-def parse(text: str, kind: str) -> Specification:
-    """Take a specification without plus sign apart; messages call it `kind`: method, allocator."""
-    name, colon, argument, behind = split_specification(text)
-    whole = f"{name}{colon}{argument}{behind}"
-    if re.fullmatch(r"[\w.-]+(:[^(),+]+)?(\([^()]*\))?", whole) is None:
-        more = ", without an allocator" if "+" in text else ""
-        raise UsageError(
-            f"{kind} {text!r} is not of the form name, name:preset or name(option=value){more}"
-        )
-    options = _parse_options(name, behind[1:-1])
-    return Specification(name=name, argument=argument or None, options=options, text=text)
 
 
 def _parse_options(name: str, text: str) -> dict[str, Value]:
@@ -151,7 +151,7 @@ def _build(
     if not isinstance(spec, str | Specification):
         label = f"{kind} {spec.__name__ if isinstance(spec, type) else type(spec).__name__}"
         return instance_of(spec, label), label
-    written = parse(spec, kind) if isinstance(spec, str) else spec
+    written = Specification.parse(spec, kind) if isinstance(spec, str) else spec
     name = f"{written.name}:{written.argument}"
     if written.name in known:
         return known[written.name](written.argument, written.options), f"{kind} {name}"

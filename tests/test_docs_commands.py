@@ -14,7 +14,7 @@ from eval.lm_harness import cli as harness
 from eval.lm_harness.compression import parse_compression
 from eval.lm_harness.model import load as load_harness_model
 from kvp.errors import UsageError
-from kvp.program.command_line import flags_given, flags_of, parse, parse_value
+from kvp.program.command_line import flags_given, flags_of, parse_arguments, parse_value
 from kvp.program.table import PROGRAMS, SCRIPTS, load
 
 ROOT = Path(__file__).parents[1]
@@ -92,7 +92,7 @@ def _accept(program, words):
     ]
     if complete:
         placeholders = ["out" if word.isupper() else word for word in words]
-        parse(config, placeholders)
+        parse_arguments(config, placeholders)
         return
     flags = flags_of(config)
     try:
@@ -126,7 +126,7 @@ def test_commands_of_the_docs_are_accepted(program):
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_of_help_is_accepted(example):
     program, *arguments = _with_program(shlex.split(example))
-    parse(CONFIGS[program], arguments)
+    parse_arguments(CONFIGS[program], arguments)
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs"])

@@ -59,8 +59,8 @@ class FolderKind:
         path = folder / self.marker
         if not path.exists():
             return None
-        kind = self.format.read if self.format else read_sealed_json
-        content = kind(path, self.error)
+        read = self.format.read if self.format else read_sealed_json
+        content = read(path, self.error)
         with raising_as(path, self.error):
             return {**content, "identity": dict(content.get("identity", {}))}
 

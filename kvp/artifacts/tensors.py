@@ -65,7 +65,7 @@ def write_sealed_safetensors(
 
 @contextmanager
 def open_sealed_safetensors(
-    path: Path, error: type[KvpError], kind: Format, writer: str
+    path: Path, error: type[KvpError], format: Format, writer: str
 ) -> Iterator[tuple[dict[str, Any], int, Callable[[], dict[str, Tensor]]]]:
     """Open what `writer` made by `write_sealed_safetensors`.
 
@@ -82,7 +82,7 @@ def open_sealed_safetensors(
             text = entries.get(_METADATA, {}).get(_HEADER)
             if text is None:
                 raise error(f"{path} was not written by {writer}")
-            content = kind.check(unseal(parse_json(text)), path, error)
+            content = format.check(unseal(parse_json(text)), path, error)
             yield content, size, lambda: load(head + stream.read(size))
 
 

@@ -259,7 +259,7 @@ def _number(flag: Flag, value: object) -> int | float:
     raise UsageError(f"--{flag.name} must be {what}, got {value!r}")
 
 
-def parse(
+def parse_arguments(
     config_class: type[ConfigT],
     argv: Sequence[str],
     *,

@@ -17,7 +17,7 @@ from typing import Any
 
 from kvp.errors import UsageError, did_you_mean
 from kvp.own_packages import import_own, prefer_own_packages
-from kvp.program.command_line import parse
+from kvp.program.command_line import parse_arguments
 from kvp.program.exit_codes import call_program
 from kvp.version import __version__
 
@@ -158,7 +158,7 @@ def run_program(name: str, argv: Sequence[str] | None = None) -> int:
         return code
 
     def run() -> None:
-        config = parse(
+        config = parse_arguments(
             load(str(program.config)), words,
             prog=prog, description=program.description, examples=program.examples,
         )  # fmt: skip

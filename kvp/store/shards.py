@@ -42,7 +42,7 @@ def array_settings(plan: StorePlan, array: str) -> dict[str, Any]:
     itemsize = DTYPES[dtype][0].itemsize
     axes = ["sequence", "layer", "kv_head", *(["group"] if array == "q" else []), "token"]
     axes += [] if is_label(array) else ["head_dim"]
-    blosc = BloscCodec(
+    compressor = BloscCodec(
         cname="zstd", clevel=1, shuffle="shuffle", typesize=itemsize, blocksize=1 << 20
     )
     return {
@@ -50,7 +50,7 @@ def array_settings(plan: StorePlan, array: str) -> dict[str, Any]:
         "dtype": DTYPES[dtype][1],
         "shards": (1, *shape),
         "chunks": (1, 1, 1, *shape[2:]),
-        "compressors": [blosc, Crc32cCodec()],
+        "compressors": [compressor, Crc32cCodec()],
         "fill_value": 0,
         "dimension_names": axes,
         "chunk_key_encoding": {"name": "default", "separator": "."},

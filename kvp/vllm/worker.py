@@ -19,7 +19,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 from kvp.budgets import parse_budget
 from kvp.contexts import SUFFIX, Context, kept_rows, pack_context, read_context, whole_blocks
 from kvp.errors import ContextError, KvpError, UsageError, one_line
-from kvp.memory import LruCache
+from kvp.lru_cache import LruCache
 from kvp.ranking import EMPTY_SLOT, Protection, Selection
 from kvp.scoring import View, score_layers, sizes_of
 from kvp.vllm.backend import HeadPool, Running, Step, set_step

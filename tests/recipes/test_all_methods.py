@@ -8,7 +8,7 @@ from eval.results.tuned_settings import load_settings
 from eval.tune.config import TuneConfig
 from eval.tune.run import make_searches
 from kvp.names import split_list
-from kvp.program.command_line import parse
+from kvp.program.command_line import parse_arguments
 from train.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
@@ -59,5 +59,5 @@ def test_its_settings_are_valid():
         assert set(chosen.data["tasks"]) == set(split_list(names))
     path = str(ROOT / "configs" / "all_methods" / "train.yaml")
     flags = ["--config", path, "--traces", "t", "--out", "o"]
-    trained = parse(TrainConfig, flags, prog="kvp train")
+    trained = parse_arguments(TrainConfig, flags, prog="kvp train")
     assert trained.recipe().objective == "listwise"

@@ -6,7 +6,7 @@ import pytest
 
 import kvp
 from kvp.errors import UsageError
-from kvp.program.command_line import parse
+from kvp.program.command_line import parse_arguments
 from kvp.program.table import train as main
 from train.config import TrainConfig
 from train.recipe import PRESETS, Recipe
@@ -23,7 +23,7 @@ def test_settings_of_a_recipe_are_flags_but_for_what_nobody_turns():
 
 def test_flags_override_the_preset(monkeypatch):
     argv = ["--traces=t", "--out=o", "--preset=paper", "--lr=1e-3"]
-    config = parse(TrainConfig, argv)
+    config = parse_arguments(TrainConfig, argv)
     recipe = config.recipe()
     assert recipe.lr == 1e-3
     assert recipe.reward == "ratio"

@@ -12,7 +12,7 @@ from eval.report.config import ReportConfig
 from kvp import __version__
 from kvp.errors import UsageError
 from kvp.names import split_list
-from kvp.program.command_line import parse
+from kvp.program.command_line import parse_arguments
 from kvp.program.settings import Group
 
 
@@ -64,12 +64,12 @@ EXAMPLES = ("prog --out runs", "prog --preset paper --out runs", "prog --help")
 
 
 def _parse(*argv):
-    return parse(Config, argv, prog="prog")
+    return parse_arguments(Config, argv, prog="prog")
 
 
 def _printed(capsys, *argv):
     with pytest.raises(SystemExit) as stop:
-        parse(Config, argv, prog="prog", description="A program.", examples=EXAMPLES)
+        parse_arguments(Config, argv, prog="prog", description="A program.", examples=EXAMPLES)
     assert stop.value.code == 0
     return capsys.readouterr().out
 
@@ -172,12 +172,12 @@ class Folders(Group):
 
 
 def test_arguments_without_a_flag():
-    assert parse(Folders, ["a", "--out", "b", "c"], prog="prog") == Folders(["a", "c"], out="b")
+    assert parse_arguments(Folders, ["a", "--out", "b", "c"]) == Folders(["a", "c"], out="b")
     with pytest.raises(UsageError, match=r"^RESULTS is missing$"):
-        parse(Folders, [], prog="prog")
+        parse_arguments(Folders, [], prog="prog")
     for argv in (["p", "--results", "q"], ["--results=q", "p"]):
         with pytest.raises(UsageError, match=r"^RESULTS is given twice$"):
-            parse(ReportConfig, argv, prog="prog")
+            parse_arguments(ReportConfig, argv, prog="prog")
 
 
 def test_lists_split_outside_parentheses_only():

@@ -1,4 +1,4 @@
-"""What is kept in memory up to a bound."""
+"""A least-recently-used cache bounded by bytes."""
 
 from __future__ import annotations
 
