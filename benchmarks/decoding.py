@@ -185,8 +185,8 @@ def _model(name: str, tokens: int, args: argparse.Namespace) -> dict[str, Maker]
         return decode
 
     def evicted(slots: list[Tensor]) -> Maker:
-        select = partial(EvictingCache.select, list(keys), list(values), slots, seen=tokens)
-        return lambda: decoding(select(), "kvp")
+        gather = partial(EvictingCache.gather, list(keys), list(values), slots, seen=tokens)
+        return lambda: decoding(gather(), "kvp")
 
     makers = {"full": lambda: decoding(full(), "sdpa"), "uniform": evicted(even)}
     return makers | {f"ragged:{backend}": evicted(uneven) for backend in args.backends.split(",")}

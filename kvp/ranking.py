@@ -375,6 +375,6 @@ class Selection:
         return ordered.masked_fill(ordered == tokens, EMPTY_SLOT)
 
 
-def select(scores: Tensor, budget: int, protection: Protection = UNPROTECTED) -> Tensor:
+def select_tokens(scores: Tensor, budget: int, protection: Protection = UNPROTECTED) -> Tensor:
     """Tokens that stay of scores [..., N], equally many per head: as `Selection.tokens`."""
     return Selection(scores, protection).tokens(budget)

@@ -89,12 +89,12 @@ class EvictingLayer(DynamicLayer):
         nbytes = self._key_storage.nbytes + self._value_storage.nbytes
         return [nbytes // self.batch] * self.batch
 
-    def select(self, indices: Tensor, fed_again: int = 0) -> EvictingLayer:
+    def gather(self, indices: Tensor, fed_again: int = 0) -> EvictingLayer:
         """Keep slots `indices` [B, H, S] (-1 = none) of `positions` in a new layer, in that order.
 
         The last `fed_again` tokens seen, which are none of them, count as not seen.
         """
-        layer = selected_layer(*self.slots, self.positions, indices, self.seen)
+        layer = gathered_layer(*self.slots, self.positions, indices, self.seen)
         layer.seen -= fed_again
         layer._newest = None if self._newest is None else self._newest - fed_again
         return layer
@@ -368,7 +368,7 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
         self.keys, self.values, self._flat_positions = flat
 
 
-def selected_layer(
+def gathered_layer(
     keys: Tensor, values: Tensor, positions: Tensor, indices: Tensor, seen: int
 ) -> EvictingLayer:
     """Gather slots `indices` [R, H, S] (-1 = none) of keys and values [1 or R, H, N, D].

@@ -97,7 +97,7 @@ def shrink(
     with cache.changing():
         for number, (index, layer) in enumerate(cache.stored.items()):
             indices = _stack_prompts([tokens[number] for tokens in kept])
-            cache.layers[index] = layer.select(indices, seen.fed_again)
+            cache.layers[index] = layer.gather(indices, seen.fed_again)
         for index, untouched in seen.untouched_before_fed_again.items():
             cache.layers[index] = untouched
 
@@ -147,7 +147,7 @@ def gather(prefill: Prefill, kept: Sequence[Tensor]) -> EvictingCache:
     """One prompt's cache with an entry for each choice of tokens, [L, H, S] as of `Selection`."""
     tokens, device = prefill.tokens, prefill.keys[0].device
     moved = [choice.to(device) for choice in kept]
-    return EvictingCache.select(
+    return EvictingCache.gather(
         [keys[:, :, :tokens] for keys in prefill.keys],
         [values[:, :, :tokens] for values in prefill.values],
         [_stack_prompts([choice[layer] for choice in moved]) for layer in range(len(prefill.keys))],
@@ -205,7 +205,7 @@ def shrink_again(
     # All layers or none: one mask serves them, with columns of what is stored or of all tokens.
     with cache.changing():
         for indices, (index, layer) in zip(chosen, cache.stored.items(), strict=True):
-            cache.layers[index] = layer.select(indices)
+            cache.layers[index] = layer.gather(indices)
 
 
 @dataclass(frozen=True)

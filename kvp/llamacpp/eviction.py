@@ -26,7 +26,7 @@ from kvp.errors import ContextError, UsageError
 from kvp.geometry import Geometry
 from kvp.llamacpp.decoder import Decoder
 from kvp.llamacpp.state import SequenceState
-from kvp.ranking import Protection, kept_tokens, select
+from kvp.ranking import Protection, kept_tokens, select_tokens
 from kvp.scoring import Scorer, score_layers
 
 LONGEST = 1 << 20
@@ -318,7 +318,7 @@ def _cut(
     started, positions, held = time.perf_counter(), cells.positions, cells.held
     with torch.inference_mode():
         views = decoder.views(state, scorer.needs, keep, tokens, positions, cells.seen - held.floor)
-        best = select(torch.cat(score_layers(scorer, views)), keep, protection).numpy()
+        best = select_tokens(torch.cat(score_layers(scorer, views)), keep, protection).numpy()
     decoder.write(state.take(best))
     own = np.take_along_axis(positions, best, -1)
     floor = cells.seen - _count_unbroken(best.reshape(-1, keep) - cells.kept)

@@ -114,7 +114,7 @@ def test_caches_leave_the_batch_when_their_answers_end(bench, decode_batch, monk
     caches.append(all_tokens(start))
     alone = []
     for kept in caches:
-        cache = EvictingCache.select(start.keys, start.values, list(kept[:, None]), seen=20)
+        cache = EvictingCache.gather(start.keys, start.values, list(kept[:, None]), seen=20)
         alone.append(_generate(bench, ids[None], past_key_values=cache)[0, 24:].tolist())
     assert len(set(map(len, alone))) > 1
     batched = replace(bench, config=replace(bench.config, decode_batch=decode_batch))

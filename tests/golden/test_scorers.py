@@ -13,7 +13,7 @@ from reference.inputs import SHAPES, constant, draw
 from reference.methods import GOLDEN, NOT_COMPUTED
 from reference.ranking import FORCED, kept, order, protected, tied, undecided
 
-from kvp.ranking import UNPROTECTED, Protection, rank_tokens, select
+from kvp.ranking import UNPROTECTED, Protection, rank_tokens, select_tokens
 from policies.registry import SCORERS, make_scorer
 
 DEFAULT = Protection(sinks=4, recents=16)
@@ -52,7 +52,7 @@ def compare(golden, inputs, *, ties=True):
             decided = ~undecided(expected, budget, golden.rtol, golden.atol)
             if not ties:
                 decided &= ~tied(expected, budget)
-            kept_mask = mask_of(select(scores, budget, protection), tokens)
+            kept_mask = mask_of(select_tokens(scores, budget, protection), tokens)
             same = (kept_mask == kept(expected, budget)).all(axis=-1)
             assert same[decided].all(), (golden.spec, tokens, budget, protection)
             compared, total = compared + int(decided.sum()), total + decided.size

@@ -56,7 +56,7 @@ def fed(model, cache, ids, mask, cuts):
 def shrunk(model, ids, sets):
     seen = observe(model, ids)
     indices = [slots(sets, layer) for layer in range(3)]
-    return EvictingCache.select(seen.keys, seen.values, indices, seen=ids.shape[1])
+    return EvictingCache.gather(seen.keys, seen.values, indices, seen=ids.shape[1])
 
 
 def test_dropping_equals_masking_after_chunks_of_any_length(model, prompt, masked_logits):
@@ -112,7 +112,7 @@ def test_memory_is_that_of_the_tokens_kept():
     lengths = torch.tensor([[20_000, 1, 700, 12_345], [8_192, 30, 19_999, 4_000]])
     indices = torch.arange(tokens).expand(batch, heads, -1)
     indices = indices.where(indices < lengths[..., None], -1)
-    cache = EvictingCache.select([keys], [keys], [indices], seen=tokens)
+    cache = EvictingCache.gather([keys], [keys], [indices], seen=tokens)
     token = 2 * width * 2
     kept = int(lengths.sum()) * token
     assert cache.nbytes == kept
@@ -128,7 +128,7 @@ def test_memory_is_that_of_the_tokens_kept():
 def test_positions_of_what_is_stored(qwen, prompt):
     seen = observe(qwen, prompt(20))
     indices = torch.tensor([[[3, 7, 9], [5, -1, -1]], [[-1, 2, -1], [-1, -1, -1]]])
-    cache = EvictingCache.select(seen.keys, seen.values, [indices] * 3, seen=20)
+    cache = EvictingCache.gather(seen.keys, seen.values, [indices] * 3, seen=20)
     layer = cache.layers[1]
     assert isinstance(layer, RaggedLayer)
     assert layer.lengths.tolist() == [[3, 1], [1, 0]]
@@ -164,7 +164,7 @@ def test_bytes_are_those_of_the_tensors(model, prompt):
     for layer in seen.cache.layers:  # not a window into a fused projection
         assert layer.values.untyped_storage().nbytes() == layer.values.nbytes
     kept = [torch.arange(10).expand(5, 2, -1)] * 3
-    cache = EvictingCache.select(seen.keys, seen.values, kept, seen=80)
+    cache = EvictingCache.gather(seen.keys, seen.values, kept, seen=80)
     assert cache.nbytes == 5 * 10 * per_token
     for step in range(4):
         model(prompt(1).expand(5, -1), past_key_values=cache)

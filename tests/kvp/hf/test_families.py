@@ -191,7 +191,7 @@ def drop_errors(model, ids, masked_logits):
                 torch.tensor([[head + [-1] * (width - len(head)) for head in heads]])
                 for heads in kept
             ]
-            cache = EvictingCache.select(
+            cache = EvictingCache.gather(
                 seen.keys, seen.values, indices, seen=CACHED, untouched=seen.untouched
             )
             found = continued(model, cache, ids[:, CACHED:], (5, *[1] * (FED - 5)))

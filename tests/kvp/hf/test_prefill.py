@@ -129,6 +129,6 @@ def test_what_was_not_observed_is_refused(qwen, prompt):
     with pytest.raises(ValueError, match="12 queries are needed, 5"):
         next(iter(seen.views(Needs(queries=ALL_QUERIES), 7)))
     kept = [torch.arange(4).expand(1, 2, -1)] * 3
-    cache = EvictingCache.select(seen.keys, seen.values, kept, seen=12)
+    cache = EvictingCache.gather(seen.keys, seen.values, kept, seen=12)
     with pytest.raises(UsageError, match="every token"):
         observe(qwen, prompt(1), cache=cache)
