@@ -1,7 +1,7 @@
 """Seconds and memory of one training step, part by part, every variant in its own process.
 
     python -m benchmarks.ranker_training --heads 112 --tokens 4500 --head_dim 128 --contexts 16 \
-        --device cuda --out benchmarks/results/ranker_training-h100.json
+        --device cuda --out ranker_training.json
 
 The default shapes are those of the KVP paper: Qwen2.5-7B (28 layers of 4 KV heads, D = 128), caches
 of 4,500 tokens, 16 contexts per step. Keys, values and importance are random: time does not depend

@@ -84,7 +84,7 @@ class QueryRecorder:
             self._queries = {}
 
     def take(self, entries: Tensor) -> None:
-        """Make entries `entries` [R] int64 of the batch the batch."""
+        """Keep only these entries [R] int64 of the batch, in this order."""
         for layer, held in self._queries.items():
             self._queries[layer] = [queries[entries.to(queries.device)] for queries in held]
 

@@ -26,7 +26,7 @@ class HiddenRecord:
     """Per layer [B, T, W] of every token, in the model's dtype; empty where nobody reads them."""
 
     def batch(self, part: slice, padding: int = 0) -> HiddenRecord:
-        """The same of a part of the batch, whose prompts have `padding` columns of left padding."""
+        """The statistics of the prompts in `part`, which have `padding` columns of left padding."""
         return HiddenRecord(
             moments={
                 after: tuple((mean[part], variance[part]) for mean, variance in layers)

@@ -93,7 +93,7 @@ class Rotary:
         return Rope(frequencies=frequencies.detach().float().clone(), scaling=scaling)
 
     def cosine_and_sine(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Both for positions [B, T]; ModelError where the module makes something else (Llama 4)."""
+        """Cosine and sine of positions [B, T]; ModelError where others are made (Llama 4)."""
         like = torch.zeros(1, device=positions.device)
         made = self.module(like, positions, *([] if self.kind is None else [self.kind]))
         if not (isinstance(made, tuple) and len(made) == 2):

@@ -129,7 +129,10 @@ class HeadSequences:
 
     @classmethod
     def of(cls, step: Step, common: CommonAttentionMetadata, twin: Any) -> HeadSequences:
-        """Those of `step` in the batch `common`; `twin` builds the metadata."""
+        """The head sequences of the requests of `step`.
+
+        `common` is vLLM's metadata of the batch, and `twin` makes that of one KV head.
+        """
         pool, device = step.pool, common.block_table_tensor.device
         heads = pool.heads
         requests, every = len(step.requests), common.num_reqs
@@ -217,7 +220,7 @@ class _Builder:
 
     @classmethod
     def get_cudagraph_support(cls, *_: object) -> AttentionCGSupport:
-        """None: tables change their shape from step to step."""
+        """CUDA graphs are not supported, because tables change their shape from step to step."""
         from vllm.v1.attention.backend import AttentionCGSupport
 
         return AttentionCGSupport.NEVER

@@ -53,30 +53,25 @@ class EngineModel:
         self.uneven = holds_uneven(vllm_config)
         block_size = vllm_config.cache_config.block_size
         self._text = text = model.hf_text_config
-        wrong = {
-            "kv_load_failure_policy must be fail: recompute would compute placeholders": (
-                vllm_config.kv_transfer_config.kv_load_failure_policy != "fail"
-            ),
-            "draft models read no contexts: leave speculative decoding out": (
-                vllm_config.speculative_config is not None
-            ),
-            "the model has layers that do not see every token, or caches of several kinds": (
-                len(kv_cache_config.kv_cache_groups) != 1 or getattr(text, "sliding_window", None)
-            ),
-            "the model attends over latent entries (MLA)": model.use_mla,
-            "the model has no RoPE in some layers, or one of the length or of several positions": (
-                not can_turn(text)
-            ),
-            "they are held by one worker: leave parallelism out": (
-                vllm_config.parallel_config.world_size > 1
-            ),
-            f"uneven counts lie in no cache with a scale for every token and head: {EQUAL}": (
-                self.uneven and vllm_config.cache_config.cache_dtype.endswith("per_token_head")
-            ),
-            f"uneven counts come in blocks of {MULTIPLE} tokens: set --block-size {MULTIPLE}, or "
-            + EQUAL: self.uneven and MULTIPLE % block_size,
-        }
-        for why, condition in wrong.items():
+        refusals = (
+            (vllm_config.kv_transfer_config.kv_load_failure_policy != "fail",
+             "kv_load_failure_policy must be fail: recompute would compute placeholders"),
+            (vllm_config.speculative_config is not None,
+             "draft models read no contexts: leave speculative decoding out"),
+            (len(kv_cache_config.kv_cache_groups) != 1 or getattr(text, "sliding_window", None),
+             "the model has layers that do not see every token, or caches of several kinds"),
+            (model.use_mla, "the model attends over latent entries (MLA)"),
+            (not can_turn(text),
+             "the model has no RoPE in some layers, or one of the length or of several positions"),
+            (vllm_config.parallel_config.world_size > 1,
+             "they are held by one worker: leave parallelism out"),
+            (self.uneven and vllm_config.cache_config.cache_dtype.endswith("per_token_head"),
+             f"uneven counts lie in no cache with a scale for every token and head: {EQUAL}"),
+            (self.uneven and MULTIPLE % block_size,
+             f"uneven counts come in blocks of {MULTIPLE} tokens: set --block-size {MULTIPLE}, or "
+             f"{EQUAL}"),
+        )  # fmt: skip
+        for condition, why in refusals:
             if condition:
                 raise ValueError(f"kvp contexts: {why}")
         self.positions = int(text.max_position_embeddings)

@@ -148,14 +148,14 @@ class Worker:
     def _write(self, context: Context, load: Load) -> None:
         context.facts.check(**self._model.facts)
         if context.facts.counts is not None:
-            return self._write_uneven(context, load)
-        rows = torch.arange(load.start, load.stop)
-        blocks = torch.tensor(load.blocks)[rows // self._block_size]
-        slots = blocks * self._block_size + rows % self._block_size
-        for index, layer in self._layers.items():
-            keys, values = context.keys[index][rows], context.values[index][rows]
-            _update_cache(layer, keys, values, layer.kv_cache, slots)
-        return None
+            self._write_uneven(context, load)
+        else:
+            rows = torch.arange(load.start, load.stop)
+            blocks = torch.tensor(load.blocks)[rows // self._block_size]
+            slots = blocks * self._block_size + rows % self._block_size
+            for index, layer in self._layers.items():
+                keys, values = context.keys[index][rows], context.values[index][rows]
+                _update_cache(layer, keys, values, layer.kv_cache, slots)
 
     def _write_uneven(self, context: Context, load: Load) -> None:
         """Write the rows of the blocks from `load.start` on, head after head and layer by layer."""
