@@ -26,14 +26,7 @@ from eval.evaluate import Bench, evaluate_prompt
 from eval.methods import Method, file_digests, find_trained_tasks, policies_of, recorded_spec
 from eval.prepare import LoadedModel, PreparedRun, methods_of, prepare
 from eval.results.comparison import compare_all
-from eval.results.folder import (
-    Results,
-    input_digests,
-    load_results,
-    open_folder,
-    unfinished_work,
-    write_manifest,
-)
+from eval.results.folder import Results, load_results, unfinished_work
 from eval.results.frame import ResultsFrame, closing_text
 from eval.results.names import MANIFEST, ROWS, TIMING
 from eval.results.records import (
@@ -48,6 +41,7 @@ from eval.results.records import (
     results_folder,
     seal,
 )
+from eval.run_folder import input_digests, open_folder, write_manifest
 from eval.timing import timing_records
 from eval.work import WorkPieces, evaluate_all, evaluation_progress, load_bench
 from kvp.artifacts.addresses import ObjectPath, files_below, place

@@ -43,9 +43,9 @@ from eval.evolve.search import (
 )
 from eval.methods import Method, file_digests, protected_tokens
 from eval.prepare import load_prompts, methods_of, read_model
-from eval.results.folder import input_digests
 from eval.results.records import altered_part, seal
 from eval.results.stats import paired_difference
+from eval.run_folder import input_digests
 from eval.work import load_bench
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import digest_json, raising_as

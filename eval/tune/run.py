@@ -30,11 +30,11 @@ from eval.methods import (
     with_allocator,
 )
 from eval.prepare import Evaluation, PreparedRun, prepare, too_small
-from eval.results.folder import open_folder, write_manifest
 from eval.results.names import ROWS
 from eval.results.records import RecordFile, group_by, key_of, seal
 from eval.results.stats import Unit, bootstrap_mean
 from eval.results.tuned_settings import FORMAT, SETTINGS, Scored, TunedSettings
+from eval.run_folder import open_folder, write_manifest
 from eval.tune.config import TuneConfig
 from eval.tune.search import Search, next_batch
 from eval.work import evaluate_all, load_bench

@@ -17,8 +17,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from eval.methods import build_methods
-from eval.results.folder import RESULTS, load_results
+from eval.results.folder import load_results
 from eval.results.tuned_settings import load_settings
+from eval.run_folder import RESULTS
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import SEAL, JsonLines
 from kvp.artifacts.manifest import read_sealed_json, write_sealed_json

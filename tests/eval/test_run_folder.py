@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from eval.config import EvalConfig
-from eval.results.folder import open_folder, write_manifest
+from eval.run_folder import open_folder, write_manifest
 from kvp.errors import ResultsError
 
 

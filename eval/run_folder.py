@@ -1,0 +1,126 @@
+"""The results folder that a run writes: whether the run may go on in it, and its manifest.
+
+A folder has an identity: the settings that decide what a record means, and the digests of the
+model, of every policy and of every file that prompts come from. A run of the same identity resumes
+or extends it (more prompts, tasks, methods, budgets, protocols, policies); any other is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.config import EvalConfig
+from eval.results.folder import FORMAT
+from eval.results.names import MANIFEST
+from eval.results.records import RECORDS
+from eval.results.tuned_settings import TunedSettings
+from kvp.artifacts.addresses import place
+from kvp.artifacts.claim import FolderKind, OutputFolder
+from kvp.artifacts.files import digest_json
+from kvp.artifacts.manifest import (
+    portable,
+    run_manifest,
+    sha256_input,
+    shown_text,
+    write_sealed_json,
+)
+from kvp.errors import ResultsError
+
+INPUT_FLAGS = ("essays", "squad", "hotpotqa", "chat", "text", "data")
+"""Settings that name files or folders which prompts come from."""
+
+RESULTS = FolderKind(
+    noun="results folder", marker=MANIFEST, error=ResultsError, format=FORMAT,
+    optional=("model_digest",),
+)  # fmt: skip
+
+
+def open_folder(
+    config: EvalConfig, policies: Mapping[str, str], *, shared: bool = False
+) -> OutputFolder:
+    """Claim `--out`, with `shared` for one of several workers; `policies` maps labels to digests.
+
+    Raises ResultsError where the folder holds something else, results of another configuration, of
+    other input files or of another policy of the same label, or where another process writes it.
+    """
+    identity = {**config.identity(), "input_files": input_digests(config)}
+    folder = OutputFolder.claim(place(config.out), RESULTS, identity, shared=shared)
+    try:
+        _check_policies(folder, policies)
+    except ResultsError:
+        folder.release()
+        raise
+    return folder
+
+
+def _check_policies(folder: OutputFolder, policies: Mapping[str, str]) -> None:
+    recorded = (folder.existing_marker or {}).get("policies", {})
+    for label, digest in policies.items():
+        if recorded.get(label, digest) != digest:
+            raise ResultsError(
+                f"--out {folder.path} holds results of another policy or budget file called "
+                f"{label!r}; use label=DIR or choose another --out"
+            )
+
+
+def input_digests(config: object) -> dict[str, str]:
+    """SHA-256 of every file or folder that a configuration reads prompts from, by flag."""
+    return {
+        flag: sha256_input(Path(value))
+        for flag in INPUT_FLAGS
+        if (value := getattr(config, flag, None)) and Path(value).exists()
+    }
+
+
+def write_manifest(
+    folder: OutputFolder, config: EvalConfig, policies: Mapping[str, str], notes: Sequence[str], *,
+    model_digest: Mapping[str, Any] | None = None, layers: Sequence[int] = (),
+    planned: Sequence[Mapping[str, Any]] = (), trained: Mapping[str, Sequence[str]] | None = None,
+    tuned: Iterable[TunedSettings] = (),
+) -> None:  # fmt: skip
+    """Write the manifest of a claimed folder before any record of this run; every worker does.
+
+    Fetches what is there, where the folder lies in an object store. `model_digest` tells the model
+    from another of the same name (`kvp.hf.model_identity`), `layers` which layers of it are evicted
+    from (`Geometry.layer_indices`), `planned` which rows the run will write (`count_done_prompts`),
+    `trained` the tasks that policies were trained on, by label, `tuned` the settings files that
+    methods come from. Raises ResultsError where the folder has records of another model.
+    """
+    folder.pull(*RECORDS, MANIFEST)
+    digest = {} if model_digest is None else {"model_digest": dict(model_digest)}
+    identity = {**config.identity(), "input_files": input_digests(config), **digest}
+    folder.refresh(identity)
+    _check_policies(folder, policies)
+    earlier = folder.existing_marker or {}
+    settings = portable(config.recorded_settings())
+    runs = list(earlier.get("earlier_runs", []))
+    if earlier and earlier.get("config") != settings:
+        runs.append({name: earlier.get(name) for name in ("config", "created", "command")})
+    facts: dict[str, Mapping[str, Any]] = {
+        "policy_tasks": trained or {},
+        "tuned": {digest_json(content): content for content in (one.to_json() for one in tuned)},
+    }
+    facts = {name: {**earlier.get(name, {}), **new} for name, new in facts.items()}
+    shown = map(shown_text, notes)  # paths are removed from notes
+    plans: dict[str, dict[str, Any]] = {}
+    for part in (*earlier.get("planned", []), *planned):  # a later plan replaces an earlier one
+        plan = plans.setdefault(digest_json([part["protocol"], part["settings"]]), dict(part))
+        plan["prompts"] = {**plan["prompts"], **part["prompts"]}
+    content = {
+        **FORMAT.head,
+        **run_manifest(settings, seed=config.seed),
+        "identity": identity,
+        "policies": {**earlier.get("policies", {}), **policies},
+        "notes": list(dict.fromkeys([*earlier.get("notes", []), *shown])),
+        **{name: fact for name, fact in facts.items() if fact},
+        **({"layers": list(layers)} if layers else {}),
+        "planned": list(plans.values()),
+        "earlier_runs": runs,
+        "files": {},
+    }
+    if folder.existing_marker is None:
+        folder.begin(content)
+    write_sealed_json(folder.local / MANIFEST, content)
+    folder.push(MANIFEST)
