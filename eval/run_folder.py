@@ -19,13 +19,7 @@ from eval.results.tuned_settings import TunedSettings
 from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import digest_json
-from kvp.artifacts.manifest import (
-    portable,
-    run_manifest,
-    sha256_input,
-    shown_text,
-    write_sealed_json,
-)
+from kvp.artifacts.manifest import run_manifest, sha256_input, shown_text, write_sealed_json
 from kvp.errors import ResultsError
 
 INPUT_FLAGS = ("essays", "squad", "hotpotqa", "chat", "text", "data")
@@ -94,9 +88,9 @@ def write_manifest(
     folder.refresh(identity)
     _check_policies(folder, policies)
     earlier = folder.existing_marker or {}
-    settings = portable(config.recorded_settings())
+    run = run_manifest(config.recorded_settings(), seed=config.seed)
     runs = list(earlier.get("earlier_runs", []))
-    if earlier and earlier.get("config") != settings:
+    if earlier and earlier.get("config") != run["config"]:
         runs.append({name: earlier.get(name) for name in ("config", "created", "command")})
     facts: dict[str, Mapping[str, Any]] = {
         "policy_tasks": trained or {},
@@ -110,7 +104,7 @@ def write_manifest(
         plan["prompts"] = {**plan["prompts"], **part["prompts"]}
     content = {
         **FORMAT.head,
-        **run_manifest(settings, seed=config.seed),
+        **run,
         "identity": identity,
         "policies": {**earlier.get("policies", {}), **policies},
         "notes": list(dict.fromkeys([*earlier.get("notes", []), *shown])),
