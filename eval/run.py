@@ -29,18 +29,9 @@ from eval.results.comparison import compare_all
 from eval.results.folder import Results, load_results, unfinished_work
 from eval.results.frame import ResultsFrame, closing_text
 from eval.results.names import MANIFEST, ROWS, TIMING
-from eval.results.records import (
-    PARTS,
-    RECORDS,
-    TIMING_KEY,
-    Record,
-    RecordFile,
-    RecordParts,
-    group_by,
-    merge_records,
-    results_folder,
-    seal,
-)
+from eval.results.parts import PARTS, RecordParts, results_folder
+from eval.results.records import RECORDS, TIMING_KEY, Record, RecordFile, group_by, merge_records
+from eval.results.sealing import seal
 from eval.run_folder import input_digests, open_folder, write_manifest
 from eval.timing import timing_records
 from eval.work import WorkPieces, evaluate_all, evaluation_progress, load_bench

@@ -492,7 +492,8 @@ def assert_same_results(tmp_path_factory):
 
     def compare(out, whole, *, but=("out",)):
         from eval.results.folder import load_results
-        from eval.results.records import KEY_FIELDS, read_records, results_folder
+        from eval.results.parts import results_folder
+        from eval.results.records import KEY_FIELDS, read_records
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))

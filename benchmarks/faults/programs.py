@@ -98,7 +98,7 @@ def read_policy(folder: Place) -> str:
 def read_results(folder: Place) -> str:
     """Digest of what a results folder holds, in any order; times are left out."""
     from eval.results.folder import load_results
-    from eval.results.records import results_folder
+    from eval.results.parts import results_folder
 
     results = load_results(results_folder(str(folder)))
     records = [

@@ -29,7 +29,8 @@ from eval.results.comparison import Comparison, compare_all
 from eval.results.folder import Results, commands, load_results, model_name, unfinished_work
 from eval.results.frame import tidy
 from eval.results.names import SEEN
-from eval.results.records import policy_groups, results_folder
+from eval.results.parts import results_folder
+from eval.results.records import policy_groups
 from eval.results.sentences import findings, sentences, smallest_budgets
 from eval.results.settings import MethodSetting, budget_order, sort_families
 from kvp.artifacts.addresses import is_address

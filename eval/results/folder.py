@@ -15,14 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from eval.results.names import MANIFEST, ROWS, TIMING
-from eval.results.records import (
-    KEY_FIELDS,
-    SETTING_FIELDS,
-    TIMING_KEY,
-    altered_part,
-    key_of,
-    read_records,
-)
+from eval.results.records import KEY_FIELDS, SETTING_FIELDS, TIMING_KEY, key_of, read_records
+from eval.results.sealing import altered_part
 from eval.results.shapes import ResultsRow, TimingRow
 from eval.results.tuned_settings import TunedSettings
 from kvp.artifacts.manifest import Format, shown_text
@@ -46,7 +40,7 @@ class Results:
     """What kvp tune chose and the run took from `tuned:FILE`."""
     notes: tuple[str, ...]
     altered: str = ""
-    """How the files differ from what the last finished run left (`records.altered_part`)."""
+    """How the files differ from what the last finished run left (`sealing.altered_part`)."""
 
     def setting(self, name: str) -> Any:  # noqa: ANN401
         """A setting of the run as its manifest records it, None where it does not."""

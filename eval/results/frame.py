@@ -15,7 +15,7 @@ from eval.results.comparison import Comparison, compare_all
 from eval.results.estimates import CellKey, full_of
 from eval.results.folder import Results, load_results, unfinished_work
 from eval.results.names import SELF_SIZED
-from eval.results.records import results_folder
+from eval.results.parts import results_folder
 from eval.results.sentences import KEPT, sentences
 from eval.results.settings import budget_order
 from eval.results.stats import Interval, holm

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final, Literal
 
 MANIFEST, ROWS, TIMING = "manifest.json", "rows.jsonl", "timing.jsonl"
+SETTINGS, TABLE = "settings.json", "settings.csv"
+"""What kvp tune writes: what it chose, and all that it tried."""
 
 SELF_SIZED = "own"
 """`budget_spec` of a record whose method decided how many tokens to keep."""

@@ -1,38 +1,23 @@
 """Records of a results folder: rows.jsonl is append-only, a run resumes by the keys in it.
 
 All records of one prompt are appended in one write (`kvp.artifacts.files`), so an interrupted run
-repeats whole prompts. Where several workers write, and in an object store, where nothing can be
-appended to, each prompt's records are a file of their own, `rows/DIGEST.jsonl`, until a worker that
-finds all of them there joins them to rows.jsonl. Joining twice gives the same file.
-`docs/formats.md` defines the fields.
+repeats whole prompts. `docs/formats.md` defines the fields.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eval.results.names import MANIFEST, ROWS, TIMING
+from eval.results.names import ROWS, TIMING
 from eval.results.shapes import CHECKS
-from kvp.artifacts.addresses import Place, files_below, place
-from kvp.artifacts.files import (
-    JsonLines,
-    cache_folder,
-    copy_files,
-    digest_json,
-    is_partial,
-    staging_folder,
-)
-from kvp.artifacts.manifest import read_sealed_json, sha256_file, write_sealed_json
-from kvp.errors import AddressError, ResultsError
+from kvp.artifacts.addresses import Place
+from kvp.artifacts.files import JsonLines
+from kvp.errors import ResultsError
 
 RECORDS = (ROWS, TIMING)
-_SEALED = (*RECORDS, "settings.json", "settings.csv", "budgets.json")
-"""Files whose digests the manifest of a finished folder holds, where they are there."""
 
 Record = dict[str, Any]
 Key = tuple[Any, ...]
@@ -52,25 +37,6 @@ _CHECKS = {KEY_FIELDS: CHECKS[ROWS], TIMING_KEY: CHECKS[TIMING]}
 def record_lines(path: Place, key_fields: Sequence[str]) -> JsonLines:
     """A file of records of these keys, checked when they are written and when they are read."""
     return JsonLines(path, _CHECKS.get(tuple(key_fields)))
-
-
-def seal(folder: Path) -> None:
-    """Put the digests of the files into the manifest of a folder whose run ends."""
-    while altered_part(folder, manifest := read_sealed_json(folder / MANIFEST, ResultsError)):
-        write_sealed_json(folder / MANIFEST, {**manifest, "files": _digests(folder)})
-
-
-def altered_part(folder: Path, manifest: Mapping[str, Any]) -> str:
-    """How files differ from the digests of the last finished run, in words; "" if they do not."""
-    files, digests = manifest.get("files"), _digests(folder)
-    if not isinstance(files, dict) or not files:
-        return "the last run has not ended" if "files" in manifest else ""
-    names = sorted(name for name in {*files, *digests} if files.get(name) != digests.get(name))
-    return f"the last run left another {' and '.join(names)}" if names else ""
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    return {name: sha256_file(folder / name) for name in _SEALED if (folder / name).exists()}
 
 
 def key_of(record: Mapping[str, Any], fields: Iterable[str] = KEY_FIELDS) -> Key:
@@ -165,82 +131,3 @@ def merge_records(path: Path, records: Iterable[Record], key_fields: Sequence[st
     there = read_records(path, key_fields) if path.exists() else ()
     merged = {key_of(record, key_fields): record for record in (*there, *records)}
     record_lines(path, key_fields).rewrite(merged.values())
-
-
-PARTS = "rows"
-_READERS = 16
-
-
-class RecordParts(RecordFile):
-    """rows.jsonl and its parts in a results folder, on a disk or in an object store."""
-
-    def __init__(self, folder: Place) -> None:
-        """Read what is there; raises ResultsError on damage."""
-        self._folder = folder / PARTS
-        self._known: set[str] = set()
-        super().__init__(folder / ROWS)
-
-    def refresh(self) -> None:
-        """Read the records of other workers; raises ResultsError on damage."""
-        self._remember(self._read(self._names() - self._known))
-
-    def append(self, records: Iterable[Record]) -> None:
-        """Write records that are not there yet as one part; other workers see all or none."""
-        new = [record for record in records if key_of(record) not in self.values]
-        if new:
-            name = f"{digest_json(sorted(map(str, map(key_of, new))))[:32]}.jsonl"
-            self._folder.mkdir(parents=True, exist_ok=True)
-            record_lines(self._folder / name, KEY_FIELDS).rewrite(new)
-            self._remember(new)
-            self._known.add(name)
-
-    def join(self, file: Path) -> None:
-        """Write all records, in the order of their keys, to a file."""
-        records: dict[Key, Record] = {}
-        for record in self._read(self._names()):
-            records.setdefault(key_of(record), record)
-        record_lines(file, KEY_FIELDS).rewrite(records[key] for key in sorted(records, key=str))
-
-    def delete(self) -> None:
-        """Delete the parts whose records are in rows.jsonl."""
-        for name in self._known:
-            (self._folder / name).unlink(missing_ok=True)
-        if isinstance(self._folder, Path):
-            with suppress(OSError):  # a worker that was started again wrote one
-                self._folder.rmdir()
-
-    def _names(self) -> set[str]:
-        return {name for name, _ in files_below(self._folder) if not is_partial(name)}
-
-    def _read(self, names: set[str]) -> Iterator[Record]:
-        """Records of some parts, then of rows.jsonl, where those of deleted parts are."""
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="parts") as threads:
-            for records in threads.map(self._part, sorted(names)):
-                yield from records
-        self._known |= names
-        if self.path.exists():
-            yield from read_records(self.path, KEY_FIELDS)
-
-    def _part(self, name: str) -> list[Record]:
-        try:
-            return [*read_records(self._folder / name, KEY_FIELDS)]
-        except ResultsError:
-            if (self._folder / name).exists():
-                raise
-            return []
-
-
-def results_folder(name: str) -> Path:
-    """A local results folder, or a copy of one elsewhere or in parts; AddressError for none."""
-    source = place(name)
-    if isinstance(source, Path) and not (source / PARTS).is_dir():
-        return source
-    folder = cache_folder() / "results" / staging_folder(source).name / source.absolute().name
-    for old, _ in [*files_below(folder)]:
-        (folder / old).unlink()
-    names = [inner for inner, _ in files_below(source)]
-    if not names:
-        raise AddressError(f"{source} does not exist; is this a results folder?")
-    copy_files(source, folder, [inner for inner in names if "/" not in inner])
-    RecordParts(source).join(folder / ROWS)
-    return folder

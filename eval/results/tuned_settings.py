@@ -13,15 +13,14 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, TypeAdapter
 
-from eval.results.names import MANIFEST
-from eval.results.records import altered_part
+from eval.results.names import MANIFEST, SETTINGS
+from eval.results.sealing import altered_part
 from eval.results.settings import MethodSetting
 from kvp.artifacts.files import raising_as
 from kvp.artifacts.manifest import Format, read_sealed_json
 from kvp.errors import ResultsError
 
 FORMAT = Format("kvp-settings", 1)
-SETTINGS = "settings.json"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,10 +30,11 @@ from eval.methods import (
     with_allocator,
 )
 from eval.prepare import Evaluation, PreparedRun, prepare, too_small
-from eval.results.names import ROWS
-from eval.results.records import RecordFile, group_by, key_of, seal
+from eval.results.names import ROWS, SETTINGS, TABLE
+from eval.results.records import RecordFile, group_by, key_of
+from eval.results.sealing import seal
 from eval.results.stats import Unit, bootstrap_mean
-from eval.results.tuned_settings import FORMAT, SETTINGS, Scored, TunedSettings
+from eval.results.tuned_settings import FORMAT, Scored, TunedSettings
 from eval.run_folder import open_folder, write_manifest
 from eval.tune.config import TuneConfig
 from eval.tune.search import Search, next_batch
@@ -48,8 +49,6 @@ from kvp.ranking import UNPROTECTED
 from policies import make_allocator, sizes_itself, split_method
 from policies.base import Component, Grid
 from policies.registry import NULLS, SCORERS
-
-TABLE = "settings.csv"
 
 
 def make_searches(config: TuneConfig) -> list[Search]:

@@ -9,7 +9,8 @@ import pytest
 import kvp
 from eval.report.page import PageData, render
 from eval.results.folder import load_results
-from eval.results.records import SETTING_FIELDS, key_of, seal
+from eval.results.records import SETTING_FIELDS, key_of
+from eval.results.sealing import seal
 from kvp.artifacts.files import JsonLines
 from kvp.artifacts.manifest import read_sealed_json, write_sealed_json
 from kvp.errors import ResultsError

@@ -2,14 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.results.records import (
-    KEY_FIELDS,
-    RecordFile,
-    RecordParts,
-    key_of,
-    merge_records,
-    read_records,
-)
+from eval.results.parts import RecordParts
+from eval.results.records import KEY_FIELDS, RecordFile, key_of, merge_records, read_records
 from eval.results.shapes import ResultsRow, TimingRow
 from kvp.artifacts.files import JsonLines
 from kvp.errors import ResultsError
