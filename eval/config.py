@@ -37,6 +37,10 @@ IDENTITY_FIELDS = (
 )  # fmt: skip
 """Settings that decide what a record means: a results folder keeps them for life. All others may
 change between runs that extend one folder (`docs/formats.md`, Results folder)."""
+NEEDS_POLICIES = (
+    "--methods kvp needs --policies: a policy of the model (a folder of kvp train, org/name, or "
+    f"bundled: {', '.join(known_names.POLICIES)}); or leave kvp out: --methods full,snapkv,keydiff"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +210,7 @@ class EvalConfig(
         known_names.check_methods(named, "methods")
         known_names.check_allocators(self.allocator_list, "allocators")
         if not self.policy_list and any(map(_is_learned, named)):
-            raise UsageError(known_names.NEEDS_POLICIES)
+            raise UsageError(NEEDS_POLICIES)
 
     @property
     def method_list(self) -> tuple[Any, ...]:

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from eval.config import NEEDS_POLICIES
 from eval.results.names import SELF_SIZED
 from eval.results.records import SETTING_FIELDS, Key, key_of
 from eval.results.settings import MethodSetting
 from eval.results.tuned_settings import TunedSettings, load_settings
-from kvp import names as known_names
 from kvp.artifacts.manifest import sha256_file
 from kvp.budgets import Budget
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry, check_geometry
-from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED, UNIFORM
+from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED, UNIFORM, check_methods, labelled_policy
 from kvp.program.settings import ProtectionConfig
 from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
 from kvp.scoring import Scorer
@@ -174,7 +174,7 @@ def _methods_of(scorer: str | Scorer, policies: Sequence[str], seed: int) -> lis
         return [method_of(scorer)]
     if scorer == LEARNED:
         return learned_methods(policies)
-    known_names.check_methods([scorer], "methods")
+    check_methods([scorer], "methods")
     try:
         return [registered_method(scorer, seed)]
     except UsageError as error:
@@ -253,7 +253,7 @@ def method_of(scorer: Scorer, **of_policy: Any) -> Method:  # noqa: ANN401
 def learned_methods(arguments: Sequence[str]) -> list[Method]:
     """One `kvp` method per policy of `--policies`, with distinct labels."""
     if not arguments:
-        raise UsageError(known_names.NEEDS_POLICIES)
+        raise UsageError(NEEDS_POLICIES)
     return [
         method_of(load_policy(source), policy=label, policy_commit=source.commit)
         for label, source in policy_sources(arguments).items()
@@ -312,7 +312,7 @@ def policy_sources(arguments: Sequence[str]) -> dict[str, PolicySource]:
     """
     sources: dict[str, PolicySource] = {}
     for argument in arguments:
-        label, name = known_names.labelled_policy(argument)
+        label, name = labelled_policy(argument)
         try:
             source = find_policy(name)
         except PolicyError as error:

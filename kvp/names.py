@@ -54,13 +54,8 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 """Values of --dtype: what a model computes in."""
 MODEL_FILE, POLICY_FILE = "config.json", "policy.json"
 """What a folder of either holds."""
-NEEDS_POLICIES = (
-    "--methods kvp needs --policies: a policy of the model (a folder of kvp train, org/name, or "
-    f"bundled: {', '.join(POLICIES)}); or leave kvp out: --methods full,snapkv,keydiff"
-)
 NO_TRACES = "no trace store at {}: no such folder; kvp collect makes one"
-NO_RESULTS = "{} is not a folder; give the results folder of kvp eval"
-"""`NO_TRACES` and `NO_RESULTS` are the messages for a missing folder; {} stands for its name."""
+"""The message for a missing folder; {} stands for its name."""
 _LONGEST_NAME = 1000
 _NEVER_SHOWN = ("Cc", "Cs", "Zl", "Zp")
 """Categories of Unicode: control characters, halves of surrogate pairs, ends of lines."""

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from eval.results.names import MANIFEST, ROWS, TIMING
+from eval.results.names import MANIFEST, NO_RESULTS, ROWS, TIMING
 from eval.results.records import KEY_FIELDS, SETTING_FIELDS, TIMING_KEY, key_of, read_records
 from eval.results.sealing import altered_part
 from eval.results.shapes import ResultsRow, TimingRow
@@ -22,7 +22,6 @@ from eval.results.tuned_settings import TunedSettings
 from kvp.artifacts.manifest import Format, shown_text
 from kvp.data.tasks import ruler_share
 from kvp.errors import ResultsError
-from kvp.names import NO_RESULTS
 
 FORMAT = Format("kvp-results", 3)
 

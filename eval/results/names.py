@@ -7,6 +7,8 @@ from typing import Final, Literal
 MANIFEST, ROWS, TIMING = "manifest.json", "rows.jsonl", "timing.jsonl"
 SETTINGS, TABLE = "settings.json", "settings.csv"
 """What kvp tune writes: what it chose, and all that it tried."""
+NO_RESULTS = "{} is not a folder; give the results folder of kvp eval"
+"""The message for a missing folder; {} stands for its name."""
 
 SELF_SIZED = "own"
 """`budget_spec` of a record whose method decided how many tokens to keep."""
