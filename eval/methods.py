@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.config import NEEDS_POLICIES
-from eval.results.names import SELF_SIZED
+from eval.results.names import DEFAULT_VARIANT, SELF_SIZED
 from eval.results.records import SETTING_FIELDS, Key, key_of
 from eval.results.settings import MethodSetting
 from eval.results.tuned_settings import TunedSettings, load_settings
@@ -246,7 +246,7 @@ def method_of(scorer: Scorer, **of_policy: Any) -> Method:  # noqa: ANN401
         method = Method(method=LEARNED, policy=label, policy_seed=seed, scorer=scorer)
         return replace(method, **of_policy)
     name = re.split(r"[:(]", scorer.name)[0]
-    variant = scorer.name.removeprefix(name).strip(":()") or "auto"
+    variant = scorer.name.removeprefix(name).strip(":()") or DEFAULT_VARIANT
     return Method(method=name, variant=variant, scorer=scorer)
 
 

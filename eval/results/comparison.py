@@ -25,7 +25,7 @@ from eval.results.estimates import (
     make_estimates,
 )
 from eval.results.folder import Results, describe_measure, unfinished_work
-from eval.results.names import ORACLE, SEEN, SELF_SIZED
+from eval.results.names import DEFAULT_VARIANT, ORACLE, SEEN, SELF_SIZED
 from eval.results.records import Groups, group_by, policy_groups
 from eval.results.settings import MethodSetting, budget_axis, budget_order, sort_families
 from eval.results.shapes import ResultsRow
@@ -138,7 +138,7 @@ class Comparison:
         return sorted(
             every,
             key=lambda item: (
-                families.index(item.family), item.variant != "auto", item.variant,
+                families.index(item.family), item.variant != DEFAULT_VARIANT, item.variant,
                 item.allocator != UNIFORM, item.allocator, not item.protected,
             ),
         )  # fmt: skip

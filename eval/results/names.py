@@ -10,6 +10,8 @@ SETTINGS, TABLE = "settings.json", "settings.csv"
 NO_RESULTS = "{} is not a folder; give the results folder of kvp eval"
 """The message for a missing folder; {} stands for its name."""
 
+DEFAULT_VARIANT = "auto"
+"""`variant` of a record whose method runs with its defaults."""
 SELF_SIZED = "own"
 """`budget_spec` of a record whose method decided how many tokens to keep."""
 Protocol = Literal["query_aware", "query_agnostic"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.results.names import ORACLE, SELF_SIZED
+from eval.results.names import DEFAULT_VARIANT, ORACLE, SELF_SIZED
 from eval.results.records import Groups, group_by, without_seed
 from eval.results.shapes import MethodFields, ResultsRow
 from kvp.budgets import parse_budget
@@ -32,7 +32,7 @@ class MethodSetting:
 
     method: str
     """Registered name, `kvp` or `full`."""
-    variant: str = "auto"
+    variant: str = DEFAULT_VARIANT
     """Preset or options, `auto` for the method's defaults."""
     allocator: str = UNIFORM
     """Full name of the allocator, which splits the budget over the heads."""
@@ -88,7 +88,7 @@ class MethodSetting:
     def spec(self) -> str:
         """As written in `--methods`: `snapkv`, `snapkv:paper`, `kvp/seed0(window=16)+ada`."""
         allocator = "" if self.allocator == UNIFORM else f"+{self.allocator}"
-        if self.variant == "auto":
+        if self.variant == DEFAULT_VARIANT:
             return f"{self._named}{allocator}"
         variant = f"({self.variant})" if "=" in self.variant else f":{self.variant}"
         return f"{self._named}{variant}{allocator}"
@@ -103,7 +103,7 @@ class MethodSetting:
         """Preset, allocator and protection in words, empty for the full cache."""
         if self.method == FULL:
             return ""
-        words = [] if self.variant == "auto" else [self.variant]
+        words = [] if self.variant == DEFAULT_VARIANT else [self.variant]
         if self.allocator != UNIFORM and not self.self_sized:
             words.append(f"+{self.allocator}")
         return ", ".join([*words, IN_WORDS[self.protected]])
@@ -115,7 +115,8 @@ class MethodSetting:
         methods, since a comparison of protected with unprotected ones would not be fair.
         """
         order = [*(RECOMMENDED if self.method == LEARNED else (UNIFORM,)), self.allocator]
-        return self.variant != "auto", order.index(self.allocator), self.protected != protected
+        varied, other = self.variant != DEFAULT_VARIANT, self.protected != protected
+        return varied, order.index(self.allocator), other
 
 
 def sort_families(settings: Iterable[MethodSetting]) -> dict[str, str]:
