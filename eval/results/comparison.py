@@ -286,7 +286,7 @@ def choose_settings(
             best, entry, split = max(found, key=lambda choice: choice[1].chosen.score)
             how = f", chosen on {split} ({entry.tried} settings)" if entry.tried > 1 else ""
         elif len(family) > 1:
-            how = f", nearest to the default of {len(family)} settings"
+            how = f", of {len(family)} settings the one nearest to the default"
         chosen[best] = f"{best.details}{how}"
     return chosen
 

@@ -86,13 +86,13 @@ def test_the_prompts_shown_never_choose_the_setting(made):
     answers = [*made.answers(), *best, *policies]
     assert _chosen(answers)["snapkv"] == (
         "snapkv +p",
-        "protected, nearest to the default of 2 settings",
+        "protected, of 2 settings the one nearest to the default",
     )
     assert _chosen(answers)["kvp"][0] == "kvp+global"  # what is recommended
     chosen = _chosen(answers, _tuned())["knorm"]
     assert chosen == ("knorm", "unprotected, chosen on validation (48 settings)")
     untried = _chosen(answers, _tuned(allocator="ada"))["knorm"]
-    assert untried == ("knorm", "unprotected, nearest to the default of 2 settings")  # as policies
+    assert untried == ("knorm", "unprotected, of 2 settings the one nearest to the default")
 
 
 def test_the_first_table_has_every_setting_where_they_are_few(make_comparison, monkeypatch):
