@@ -293,16 +293,9 @@ def evidence_tokens(
 
 
 def find_largest(
-    make: Callable[[int], T],
-    tokens: Callable[[T], int],
-    *,
-    limit: int,
-    smallest: int,
-    what: str,
-    most: int | None = None,
-    probe: int = 8,
-    flag: str = "length",
-) -> T:
+    make: Callable[[int], T], tokens: Callable[[T], int], *, limit: int, smallest: int, what: str,
+    most: int | None = None, probe: int = 8, flag: str = "length",
+) -> T:  # fmt: skip
     """What `make` makes of the largest amount that has at most `limit` tokens.
 
     `make` is called with amounts from `smallest` to `most` and never costs less for more; without
