@@ -148,6 +148,6 @@ def _count_flops(_: Bench) -> Iterator[list[float]]:
 def _attention_flops(
     query: torch.Size, key: torch.Size, value: torch.Size, *_: object, **__: object
 ) -> int:
-    """Of a whole mask, causal or not, as torch counts its other attention kernels."""
+    """FLOPs of attention, counted without regard to the mask, as torch counts other kernels."""
     batch, heads, tokens, width = query
     return 2 * batch * heads * tokens * key[2] * (width + value[3])

@@ -261,7 +261,7 @@ class HeadRankers(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights; statistics of the inputs and scores are always float32."""
+        """The dtype of the weights; statistics of the inputs and scores are always float32."""
         return next(self.parameters()).dtype
 
     def standardise(self, **statistics: Tensor) -> None:
