@@ -33,7 +33,6 @@ from kvp.scoring import ALL_QUERIES
 ATTENTION = "kvp"
 """Name of the attention implementation: `model.set_attn_implementation(ATTENTION)`."""
 
-
 _WORKING_LOGITS = 2**28
 """Logits held at a time where no fused kernel computes them: 1 GiB in float32."""
 

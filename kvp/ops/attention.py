@@ -1,4 +1,4 @@
-"""Softmax attention of grouped queries: that of the last ones, and sums of it block by block.
+"""Softmax attention of grouped queries: of the last ones, summed per key, and of an extra pass.
 
 The T x T matrix never exists. Not differentiable: importance is a label, never a loss.
 """
