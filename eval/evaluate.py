@@ -239,13 +239,13 @@ def evaluate_together(
     start = run_prefix(bench, prompts[0], protocol, methods)
     seeing = [method for method in methods if method.scorer and method.scorer.needs.future]
     blind = [method for method in methods if method not in seeing]
-    shared = list(select_tokens(start, blind, None))
+    shared = list(select_for_methods(start, blind, None))
     for prompt in prompts:
         text = _text_fields(bench, prompt) if prompt.readable else {}
         compressed = list(shared)
         if seeing:
             future = measure_future_attention(bench, prompt, start)
-            compressed += select_tokens(start, seeing, future)
+            compressed += select_for_methods(start, seeing, future)
         results = measure_outcomes(bench, prompt, start, [kept for _, kept in compressed])
         yield [
             {
@@ -282,7 +282,7 @@ def measure_future_attention(bench: Bench, prompt: Prompt, start: Prefill) -> li
     return result
 
 
-def select_tokens(
+def select_for_methods(
     start: Prefill, methods: Sequence[Method], future: list[Tensor] | None
 ) -> Iterator[tuple[Method, Tensor]]:
     """Select the tokens of every method; methods with the same scorer share its scores."""

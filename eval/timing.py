@@ -21,7 +21,7 @@ from eval.evaluate import (
     Prompt,
     measure_future_attention,
     run_prefix,
-    select_tokens,
+    select_for_methods,
     tokens_per_head,
 )
 from eval.methods import Method
@@ -99,7 +99,7 @@ def _measure_prompt(
         with meter(bench) as took:
             # Anew for every method, so that its time includes the extra passes that it needs.
             fresh = seen.with_inputs(bench.model, before, bench.tokenizer)
-            ((_, kept),) = select_tokens(fresh, [method], future)
+            ((_, kept),) = select_for_methods(fresh, [method], future)
             cache = gather(seen, [kept])
         sizes = {
             "prompt_tokens": prompt.encoded.prompt_length,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import chain
@@ -65,11 +65,7 @@ class Component:
         return self.name
 
     def __post_init__(self) -> None:
-        names = option_names(type(self))
-        for name in chain(self.limits, self.grid, *self.presets.values()):
-            if name not in names:
-                near = did_you_mean(name, names)
-                raise UsageError(f"{self.base_name} has no option {name!r}{near}")
+        self._check_options(chain(self.limits, self.grid, *self.presets.values()))
         for option in fields(self):
             value = getattr(self, option.name)
             wanted = _required_value(value, option.default, self.limits.get(option.name))
@@ -106,12 +102,16 @@ class Component:
             known = ", ".join(cls.presets) or "none"
             raise UsageError(f"{cls.base_name} has no preset {argument!r}: its presets are {known}")
         settings = {**(cls.presets[argument] if argument else {}), **options}
+        cls._check_options(settings)
+        return cls(**settings)
+
+    @classmethod
+    def _check_options(cls, given: Iterable[str]) -> None:
         names = option_names(cls)
-        for name in settings:
+        for name in given:
             if name not in names:
                 unknown = f"{cls.base_name} has no option {name!r}{did_you_mean(name, names)}"
                 raise UsageError(f"{unknown}: its options are {', '.join(names) or 'none'}")
-        return cls(**settings)
 
 
 def option_names(kind: type[Component]) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.evaluate import rows_of_logits, select_tokens
+from eval.evaluate import rows_of_logits, select_for_methods
 from eval.lm_harness.compression import CONTEXT_FIELDS, parse_compression
 from eval.methods import check_geometries
 from kvp.errors import UsageError
@@ -217,7 +217,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         needs = scorer.needs if scorer is not None and method.shrinks(cut) else Needs()
         fed = ids[None, : cut + again].to(self.model.device)
         seen = prefill(self.model, fed, needs, tokenizer=self.tokenizer, fed_again=again)
-        ((_, kept),) = select_tokens(seen, [method], None)
+        ((_, kept),) = select_for_methods(seen, [method], None)
         return gather(seen, [kept])
 
     @torch.inference_mode()

@@ -34,7 +34,7 @@ from kvp.hf.attention import ATTENTION
 from kvp.hf.model_checks import check_model, check_weights
 from kvp.hf.model_config import check_config, geometry_of
 from kvp.hub import folder_meant
-from kvp.names import MODEL_FILE, NANO, POLICIES, DtypeName, check_model_name
+from kvp.names import MODEL_FILE, NANO, QWEN, QWEN_1_5B, SMOLLM2, DtypeName, check_model_name
 from kvp.plugins import require
 from kvp.progress import phase, quiet_logs
 
@@ -204,6 +204,6 @@ def _load(
     except Exception as error:  # whatever libraries raise on files that are damaged or hostile
         near = folder_meant(name, [NANO], MODEL_FILE)
         here = "" if Path(source).exists() else f"no folder here{near}; "
-        if here and (model := Path(name).name) in POLICIES:
+        if here and (model := Path(name).name) in (SMOLLM2, QWEN, QWEN_1_5B):
             here += f"recipes/real_models/fetch.py {model} makes models/{model}; "
         raise ModelError(f"--model {name}: no {what} ({here}{first_line(error)})") from error

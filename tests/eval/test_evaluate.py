@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from eval.evaluate import evaluate_prompt, measure_future_attention, run_prefix, select_tokens
+from eval.evaluate import evaluate_prompt, measure_future_attention, run_prefix, select_for_methods
 from eval.evolve.config import EvolveConfig
 from eval.evolve.run import PromptSet, plan_search
 from eval.methods import build_methods
@@ -140,10 +140,10 @@ def test_records_count_the_evidence_of_every_head(bench, prompts, protocol):
     settings = [*_settings("full", None)[1:], *_settings("ring,random,knorm+ada", "40%")]
     rows = evaluate_prompt(bench, prompt, protocol, settings)
     start = run_prefix(bench, prompt, protocol)
-    kept = {(s.spec, s.protected): k for s, k in select_tokens(start, settings, None)}
+    kept = {(s.spec, s.protected): k for s, k in select_for_methods(start, settings, None)}
     assert rows[0]["evidence_kept"] == [[len(prompt.evidence)] * 2] * 2
     assert rows[0]["evidence_lost"] == 0
-    for row, (setting, _) in zip(rows, select_tokens(start, settings, None), strict=True):
+    for row, (setting, _) in zip(rows, select_for_methods(start, settings, None), strict=True):
         heads = kept[setting.spec, setting.protected].tolist()
         counts = [[sum(t in head for t in prompt.evidence) for head in layer] for layer in heads]
         anywhere = {token for layer in heads for head in layer for token in head}
@@ -169,7 +169,7 @@ def test_the_pinned_question_is_kept_where_it_is_seen(bench, prompts):
     settings = _settings("random_pinned,random", "70%")[1::2]
     for protocol in ("query_aware", "query_agnostic"):
         start = run_prefix(bench, prompt, protocol)
-        (_, pinned), (_, plain) = select_tokens(start, settings, None)
+        (_, pinned), (_, plain) = select_for_methods(start, settings, None)
         question = range(prompt.encoded.context_length, start.tokens)
         assert len(question) == prompt.question_tokens(protocol)
         for head in pinned.flatten(0, 1).tolist():
@@ -231,7 +231,7 @@ def _setting(method, budget, protection=UNPROTECTED):
 
 def _kept(bench, prompt, protocol, setting):
     start = run_prefix(bench, prompt, protocol, [setting])
-    ((_, kept),) = select_tokens(start, [setting], None)
+    ((_, kept),) = select_for_methods(start, [setting], None)
     return kept
 
 
