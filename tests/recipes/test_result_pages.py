@@ -46,7 +46,7 @@ TRAINED = {
     "ContrastKV with beta=0 and that allocator":
         ("published", "contrastkv", "beta=0, +global:kvzip, unprotected"),
     "SnapKV (kernel 31), global": ("snapkv-global", "snapkv", f"kernel=31, {GLOBAL}"),
-    "H2O, default, ada": ("ruler", "h2o", ADA),
+    "H2O, default, equal counts": ("ruler", "h2o", ADA),  # its ranks are equal in all heads
     "random_pinned (null)": ("ruler", "random_pinned", FREE),
 }  # fmt: skip
 SEEN = {
