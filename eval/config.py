@@ -16,6 +16,7 @@ from kvp import names as known_names
 from kvp.artifacts.manifest import portable, recorded_name
 from kvp.budgets import Budget, parse_budgets
 from kvp.data.metrics import METRIC_NAMES
+from kvp.data.task import INPUT_FLAGS
 from kvp.errors import UsageError
 from kvp.names import LEARNED, UNIFORM, split_list
 from kvp.program.settings import (
@@ -30,10 +31,9 @@ from kvp.program.settings import (
 )
 
 IDENTITY_FIELDS = (
-    "model", "revision", "length", "split", "essays", "squad", "hotpotqa", "chat", "text",
-    "data", "metric", "tree_paths", "measure", "depths",
-    "lengths", "continuation_tokens", "seed", "dtype", "sinks",
-    "recents", "max_new_tokens", "chat_template",
+    "model", "revision", "length", "split", *INPUT_FLAGS, "metric", "tree_paths", "measure",
+    "depths", "lengths", "continuation_tokens", "seed", "dtype", "sinks", "recents",
+    "max_new_tokens", "chat_template",
 )  # fmt: skip
 """Settings that decide what a record means: a results folder keeps them for life. All others may
 change between runs that extend one folder (`docs/formats.md`, Results folder)."""

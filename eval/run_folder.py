@@ -20,10 +20,8 @@ from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import digest_json
 from kvp.artifacts.manifest import run_manifest, sha256_input, shown_text, write_sealed_json
+from kvp.data.task import INPUT_FLAGS
 from kvp.errors import ResultsError
-
-INPUT_FLAGS = ("essays", "squad", "hotpotqa", "chat", "text", "data")
-"""Settings that name files or folders which prompts come from."""
 
 RESULTS = FolderKind(
     noun="results folder", marker=MANIFEST, error=ResultsError, format=FORMAT,

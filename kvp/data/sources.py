@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvp.artifacts.files import digest_json
 from kvp.artifacts.manifest import portable, sha256_input
 from kvp.data.rows.samples import data_name, row_samples
-from kvp.data.task import NoPromptError, Sample, Source, TaskSettings
+from kvp.data.task import INPUT_FLAGS, NoPromptError, Sample, Source, TaskSettings
 from kvp.data.tasks import GROUPS, ROWS_ONLY, RULER, build_samples, expand_tasks, find_task
 from kvp.data.tasks.rows import CHAT, DialogueTask
 from kvp.errors import UsageError
@@ -206,17 +206,15 @@ def data_identity(settings: TaskSettings, tasks: Sequence[str]) -> dict[str, Any
     data = str(settings.data)
     paths = [Path(part) for part in parts_of(data) if part not in _GENERATED]
     files = [sha256_input(path) for path in paths if path.exists()]
-    chosen = {
-        "squad": settings.squad and sha256_input(Path(settings.squad)),
-        "hotpotqa": settings.hotpotqa and sha256_input(Path(settings.hotpotqa)),
-        "tree_paths": None if settings.tree_paths == "best" else settings.tree_paths,
-    }
+    others = {flag: getattr(settings, flag) for flag in INPUT_FLAGS if flag != "data"}
+    digests = {flag: sha256_input(Path(name)) for flag, name in others.items() if name}
     return {
-        **{name: value for name, value in chosen.items() if value is not None},
+        "essays": None,
+        **digests,
+        **({} if settings.tree_paths == "best" else {"tree_paths": settings.tree_paths}),
         "name": portable(data),
         "digest": digest_json(files) if len(files) > 1 else next(iter(files), None),
         **({"files": files} if len(files) > 1 else {}),
         "tasks": list(tasks),
         "length": settings.length,
-        "essays": settings.essays and sha256_input(Path(settings.essays)),
     }

@@ -31,6 +31,8 @@ _CONTENT = frozenset(
     {"task", "messages", "context", "question", "answer_prefix", "references", "metric", "reply"}
 )
 """Fields that it is always of; of the others where they are not the default."""
+_INPUT = {"input": True}
+"""Metadata of the settings that are in `INPUT_FLAGS`."""
 
 
 def context_name(context: str) -> str:
@@ -152,12 +154,12 @@ class TaskSettings:
     """Most prompt tokens, chat template and answer prefix included; the reply comes on top."""
     needs_reply: bool = False
     """Leave out rows that have no answer and no reply to measure or to force."""
-    essays: str | None = None
-    squad: str | None = None
-    hotpotqa: str | None = None
-    chat: str | None = None
-    text: str | None = None
-    data: str | None = None
+    essays: str | None = field(default=None, metadata=_INPUT)
+    squad: str | None = field(default=None, metadata=_INPUT)
+    hotpotqa: str | None = field(default=None, metadata=_INPUT)
+    chat: str | None = field(default=None, metadata=_INPUT)
+    text: str | None = field(default=None, metadata=_INPUT)
+    data: str | None = field(default=None, metadata=_INPUT)
     metric: str | None = None
     tree_paths: str = "best"
     depths: tuple[float, ...] | None = None
@@ -180,6 +182,11 @@ class TaskSettings:
     def shuffle_in_order(self, items: list[Any]) -> None:
         """Shuffle what the split has of some data; the split and the seed draw the order."""
         random.Random(f"order/{self.split}/{self.seed}").shuffle(items)
+
+
+INPUT_FLAGS = tuple(setting.name for setting in fields(TaskSettings) if setting.metadata)
+"""Settings that name files or folders which prompts come from; their content is part of a run's
+identity."""
 
 
 @runtime_checkable

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from kvp.data.tasks.ruler_qa import FLAGS as QA_FLAGS
 from kvp.geometry import Geometry
 from kvp.names import NANO
 from policies.ranker import HeadRankers
@@ -115,7 +116,7 @@ def print_end(job: Job) -> None:
             name = str(Path("models", name)) if Path("models", name).is_dir() else "MODEL"
         given = {"model": name, "policies": str(job.target.place)}
         data = recorded_text(job.traces.manifest).get("data", {})
-        if (tasks := data.get("tasks")) and not {"squad", "hotpotqa"} & {*data}:  # those need files
+        if (tasks := data.get("tasks")) and {*QA_FLAGS.values()}.isdisjoint(data):  # without files
             given |= {"tasks": ",".join(tasks), "length": str(data["length"])}
         elif Path(str(data.get("name"))).is_file():
             given |= {"tasks": "data", "data": data["name"], "length": str(data["length"])}
