@@ -9,8 +9,8 @@ import numpy as np
 from rich.filesize import decimal
 
 from eval.results.comparison import Best, Comparison
-from eval.results.records import Groups, group_by
-from eval.results.settings import MethodSetting
+from eval.results.records import group_by
+from eval.results.settings import MethodSetting, PolicyGroups
 from eval.results.shapes import TimingRow
 from eval.results.stats import Interval, median_interval
 from kvp.names import EXTERNAL_NAMES, FULL, LEARNED
@@ -79,7 +79,7 @@ def count_passes(method: str) -> int | None:
     return 1 if known().needs.reconstruction is None else 2
 
 
-def summarise_timings(records: Iterable[TimingRow], groups: Groups) -> list[Timing]:
+def summarise_timings(records: Iterable[TimingRow], groups: PolicyGroups) -> list[Timing]:
     """Bytes and medians of seconds, the full cache first, then by budget and method."""
     parts = group_by(
         records, lambda row: (row["protocol"], row["budget_spec"], MethodSetting.of(row, groups))

@@ -30,9 +30,8 @@ from eval.results.folder import Results, commands, load_results, model_name, unf
 from eval.results.frame import tidy
 from eval.results.names import SEEN
 from eval.results.parts import results_folder
-from eval.results.records import policy_groups
 from eval.results.sentences import findings, sentences, smallest_budgets
-from eval.results.settings import MethodSetting, budget_order, sort_families
+from eval.results.settings import MethodSetting, budget_order, group_policies, sort_families
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes, refuse_foreign_file
 from kvp.artifacts.manifest import shown_text
@@ -67,7 +66,7 @@ class PageData:
     def __init__(self, results: Results) -> None:
         self.results = results
         records = [*results.in_plan, *results.timing]
-        groups = policy_groups(records)
+        groups = group_policies(records)
         self.families = sort_families(MethodSetting.of(record, groups) for record in records)
         compared = compare_all(results)
         self.comparisons = [comparison for comparison in compared

@@ -26,8 +26,15 @@ from eval.results.estimates import (
 )
 from eval.results.folder import Results, describe_measure, unfinished_work
 from eval.results.names import DEFAULT_VARIANT, ORACLE, SEEN, SELF_SIZED
-from eval.results.records import Groups, group_by, policy_groups
-from eval.results.settings import MethodSetting, budget_axis, budget_order, sort_families
+from eval.results.records import group_by
+from eval.results.settings import (
+    MethodSetting,
+    PolicyGroups,
+    budget_axis,
+    budget_order,
+    group_policies,
+    sort_families,
+)
 from eval.results.shapes import ResultsRow
 from eval.results.stats import Interval
 from eval.results.task_sorting import SortedTasks, sort_tasks
@@ -62,7 +69,7 @@ class Comparison:
     kind: Kind
     protocol: str
     records: Sequence[ResultsRow]
-    groups: Groups
+    groups: PolicyGroups
     task_sort: SortedTasks
     unfinished: str
     """What the folder lacks (`unfinished_work`); "" where it is complete."""
@@ -298,7 +305,7 @@ def compare_methods(results: Results, kind: Kind, protocol: str) -> Comparison |
                if record["protocol"] == protocol and record[field] is not None]  # fmt: skip
     if not records:
         return None
-    groups = policy_groups(results.in_plan)
+    groups = group_policies(results.in_plan)
     tasks = sort_tasks(kind, records)
     used = [record for record in records if record["task"] in tasks.usable] or records
     every = make_estimates(kind, used, groups)

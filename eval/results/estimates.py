@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from eval.results import stats
-from eval.results.records import Groups, group_by
-from eval.results.settings import MethodSetting
+from eval.results.records import group_by
+from eval.results.settings import MethodSetting, PolicyGroups
 from eval.results.shapes import ResultsRow
 from eval.results.stats import Interval, Scores, Unit
 from kvp.names import FULL
@@ -94,7 +94,7 @@ CellKey = tuple[MethodSetting, str]
 Cells = Mapping[CellKey, Estimate]
 
 
-def make_estimates(kind: Kind, records: Sequence[ResultsRow], groups: Groups) -> Cells:
+def make_estimates(kind: Kind, records: Sequence[ResultsRow], groups: PolicyGroups) -> Cells:
     """Numbers of one protocol by method and budget.
 
     Scores, 0 to 1: the mean over tasks of the mean over prompts. Perplexity: exp(sum of nll / sum

@@ -6,7 +6,6 @@ repeats whole prompts. `docs/formats.md` defines the fields.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,8 +21,6 @@ RECORDS = (ROWS, TIMING)
 Record = dict[str, Any]
 Key = tuple[Any, ...]
 Item = TypeVar("Item")
-Groups = Mapping[str | None, str]
-"""Group of every policy label (`policy_groups`)."""
 
 _METHOD_KEY = ("model", "method", "variant", "allocator", "protected", "policy", "protocol")
 KEY_FIELDS = (*_METHOD_KEY, "task", "budget_spec", "example")
@@ -57,25 +54,6 @@ def value_of(record: Mapping[str, Any]) -> float:
     if record["nll"] is None:
         return float(record["score"])
     return -float(record["nll"]) / float(record["reply_tokens"])
-
-
-def policy_groups(records: Iterable[Mapping[str, Any]]) -> dict[str | None, str]:
-    """Group of every policy label: the label without its training seed.
-
-    Policies of one group are averaged. Where there is only one group, its name is "".
-    """
-    seeds = {row["policy"]: row["policy_seed"] for row in records if row["policy"] is not None}
-    names = {label: without_seed(label, seed) for label, seed in seeds.items()}
-    if len(set(names.values())) <= 1:
-        names = dict.fromkeys(names, "")
-    return {None: "", **names}
-
-
-def without_seed(label: str, seed: float | None) -> str:
-    """Label of a policy without its training seed: the name of its group."""
-    if seed is None:
-        return label
-    return re.sub(rf"[-_. ]*(seed|s)?[-_. ]*(?<!\d){int(seed)}\Z", "", label)
 
 
 class RecordFile:

@@ -6,7 +6,8 @@ policies that differ only in their training seed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from eval.results.names import DEFAULT_VARIANT, ORACLE, SELF_SIZED
-from eval.results.records import Groups, group_by, without_seed
+from eval.results.records import group_by
 from eval.results.shapes import MethodFields, ResultsRow
 from kvp.budgets import parse_budget
 from kvp.names import FULL, LEARNED, UNIFORM
@@ -24,6 +25,8 @@ PROTECTED = " +p"
 IN_WORDS = {True: "protected", False: "unprotected"}
 RECOMMENDED = ("global", "ada")
 """Allocators of policies, the preferred one first (docs/decisions.md has the reasons)."""
+PolicyGroups = Mapping[str | None, str]
+"""Group of every policy label (`group_policies`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,7 @@ class MethodSetting:
     protected: bool = False
 
     @classmethod
-    def of(cls, record: MethodFields, groups: Groups) -> MethodSetting:
+    def of(cls, record: MethodFields, groups: PolicyGroups) -> MethodSetting:
         """The setting of a record of any results file."""
         return cls(
             method=record["method"], variant=record["variant"], allocator=record["allocator"],
@@ -73,7 +76,7 @@ class MethodSetting:
     @property
     def group(self) -> str:
         """Label of the policy without its training seed."""
-        return without_seed(self.policy or "", self.policy_seed)
+        return group_of(self.policy or "", self.policy_seed)
 
     @property
     def _named(self) -> str:
@@ -117,6 +120,25 @@ class MethodSetting:
         order = [*(RECOMMENDED if self.method == LEARNED else (UNIFORM,)), self.allocator]
         varied, other = self.variant != DEFAULT_VARIANT, self.protected != protected
         return varied, order.index(self.allocator), other
+
+
+def group_of(label: str, seed: float | None) -> str:
+    """Group of a policy: its label without the training seed."""
+    if seed is None:
+        return label
+    return re.sub(rf"[-_. ]*(seed|s)?[-_. ]*(?<!\d){int(seed)}\Z", "", label)
+
+
+def group_policies(records: Iterable[Mapping[str, Any]]) -> dict[str | None, str]:
+    """Group of every policy label of some records; policies of one group are averaged.
+
+    Where there is only one group, its name is "".
+    """
+    seeds = {row["policy"]: row["policy_seed"] for row in records if row["policy"] is not None}
+    names = {label: group_of(label, seed) for label, seed in seeds.items()}
+    if len(set(names.values())) <= 1:
+        names = dict.fromkeys(names, "")
+    return {None: "", **names}
 
 
 def sort_families(settings: Iterable[MethodSetting]) -> dict[str, str]:

@@ -12,9 +12,8 @@ from eval.report.figures import drawn_settings, line_styles
 from eval.results.comparison import choose_settings
 from eval.results.estimates import make_estimates
 from eval.results.frame import closing_text, tidy
-from eval.results.records import policy_groups
 from eval.results.sentences import sentences
-from eval.results.settings import are_shares, budget_axis
+from eval.results.settings import are_shares, budget_axis, group_policies
 from eval.results.tuned_settings import Scored, Tuned
 from policies.registry import SCORERS
 
@@ -24,7 +23,7 @@ GROUPS = {None: "", "seed0": "", "seed1": ""}
 def _chosen(answers, *tuned):
     """Label and note of the setting shown, by family."""
     records = [record for record in answers if record["protocol"] == "query_aware"]
-    cells = make_estimates("accuracy", records, policy_groups(records))
+    cells = make_estimates("accuracy", records, group_policies(records))
     chosen = choose_settings(dict.fromkeys(setting for setting, _ in cells), tuned)
     return {setting.family: (setting.label, note) for setting, note in chosen.items()}
 
@@ -49,7 +48,7 @@ def _texts(table, column):
 def test_policies_that_differ_only_in_seed_are_one_group(made, labels, groups):
     records = [made.record("kvp", policy=label, policy_seed=seed, score=0.0)
                for label, seed in labels.items()]  # fmt: skip
-    assert policy_groups(records) == {None: "", **groups}
+    assert group_policies(records) == {None: "", **groups}
 
 
 def test_budgets_are_percent_where_all_are(made):
