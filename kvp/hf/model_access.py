@@ -103,9 +103,7 @@ def query_projection(model: PreTrainedModel, layer: int) -> Callable[[Tensor], T
 def _queries(attention: nn.Module, heads: int, width: int, hidden: Tensor) -> Tensor:
     projection = getattr(attention, "q_proj", None) or attention.qkv_proj
     assert isinstance(projection, nn.Module)
-    weight = next(projection.parameters())
-    dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
-    projected: Tensor = projection(hidden.to(device=weight.device, dtype=dtype))  # [B, S, width]
+    projected: Tensor = projection(hidden.to(**_tensor_options(projection)))  # [B, S, width]
     if hasattr(attention, "q_proj") and projected.shape[-1] == 2 * heads * width:
         # Each head's query is followed by its output gate (Qwen3-Next).
         paired = projected.view(*projected.shape[:2], heads, 2 * width)
@@ -119,6 +117,13 @@ def _queries(attention: nn.Module, heads: int, width: int, hidden: Tensor) -> Te
         queries = norm(projected).view(queries.shape)
     unit = query_unit(width, getattr(attention, "scaling", None))
     return unit * queries.float().transpose(1, 2)  # [B, Q, S, D]
+
+
+def _tensor_options(projection: nn.Module) -> dict[str, Any]:
+    """Device and dtype of what a projection takes; a quantised one takes the default dtype."""
+    weight = next(projection.parameters())
+    dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
+    return {"device": weight.device, "dtype": dtype}
 
 
 @torch.no_grad()
@@ -149,11 +154,8 @@ def projection_gram(attention: nn.Module, heads: int, group: int, width: int) ->
     if type(projection) is nn.Linear:
         columns = projection.weight.T  # [H * G * D, W]
     else:
-        weight = next(projection.parameters())
-        dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
-        zero = torch.zeros(1, size, device=weight.device, dtype=dtype)
-        units = torch.eye(size, device=weight.device, dtype=dtype)
-        columns = projection(units) - projection(zero)  # without the bias
+        units = torch.eye(size, **_tensor_options(projection))
+        columns = projection(units) - projection(torch.zeros_like(units[:1]))  # without the bias
     slices = columns.float().reshape(heads, group, width, -1)
     return torch.einsum("hgdw,hgew->hgde", slices, slices)
 
