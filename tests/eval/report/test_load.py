@@ -5,6 +5,7 @@ import hashlib
 import re
 
 import pytest
+from toy_results import answer_records, reply_records, timing_records, write_results
 
 import kvp
 from eval.report.page import PageData, render
@@ -21,10 +22,10 @@ QUOTE = "\"' onmouseover='alert(1)"
 
 
 @pytest.fixture
-def folder(tmp_path, write_results, made):
+def folder(tmp_path):
     """A folder with every file that kvp eval writes."""
     return write_results(
-        tmp_path / "r", records=[*made.answers(), *made.replies()], timing=made.timing()
+        tmp_path / "r", records=[*answer_records(), *reply_records()], timing=timing_records()
     )  # fmt: skip
 
 
@@ -42,7 +43,7 @@ def _page(folder):
     return render(PageData(load_results(folder)))
 
 
-def test_a_report_follows_the_plan_whichever_process_wrote_first(tmp_path, write_results):
+def test_a_report_follows_the_plan_whichever_process_wrote_first(tmp_path):
     folder = write_results(tmp_path / "r")
     lines = list(JsonLines(folder / "rows.jsonl"))
     settings = list(dict.fromkeys(key_of(line, SETTING_FIELDS) for line in lines))

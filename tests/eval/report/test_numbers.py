@@ -4,6 +4,7 @@ import html
 import re
 
 import pytest
+from toy_results import answer_records, compare_answers, result_record, timing_records
 
 import kvp
 from eval.report import tables
@@ -45,17 +46,17 @@ def _texts(table, column):
         ({"a1": None, "a2": None}, {"a1": "a1", "a2": "a2"}),
     ],
 )
-def test_policies_that_differ_only_in_seed_are_one_group(made, labels, groups):
-    records = [made.record("kvp", policy=label, policy_seed=seed, score=0.0)
+def test_policies_that_differ_only_in_seed_are_one_group(labels, groups):
+    records = [result_record("kvp", policy=label, policy_seed=seed, score=0.0)
                for label, seed in labels.items()]  # fmt: skip
     assert group_policies(records) == {None: "", **groups}
 
 
-def test_budgets_are_percent_where_all_are(made):
-    records = [made.record(budget_spec=spec) for spec in ("50%", "12.5%", "25%")]
-    budgets = budget_axis([*records, made.record("full", budget_spec=None)])
+def test_budgets_are_percent_where_all_are():
+    records = [result_record(budget_spec=spec) for spec in ("50%", "12.5%", "25%")]
+    budgets = budget_axis([*records, result_record("full", budget_spec=None)])
     assert are_shares(budgets)
-    mixed = budget_axis([*records, made.record(budget_spec="64", budget=64)])
+    mixed = budget_axis([*records, result_record(budget_spec="64", budget=64)])
     assert [*mixed.items()] == [("12.5%", 2.0), ("25%", 4.0), ("50%", 8.0), ("64", 64.0)]
     assert not are_shares(mixed)
 
@@ -70,19 +71,19 @@ def _tuned(allocator="uniform"):
     return entry, "validation"
 
 
-def test_the_prompts_shown_never_choose_the_setting(made):
+def test_the_prompts_shown_never_choose_the_setting():
     # snapkv is best without protection, with a preset: neither makes it the one that is shown
     best = [
         {**record, "variant": "paper", "protected": False, "score": 1.0}
-        for record in made.answers()
+        for record in answer_records()
         if record["method"] == "snapkv"
     ]
     policies = [
-        made.record("kvp", policy="seed0", policy_seed=0, score=0.0, allocator=allocator,
-                    protected=False)
+        result_record("kvp", policy="seed0", policy_seed=0, score=0.0, allocator=allocator,
+                      protected=False)
         for allocator in ("global", "ada")
     ]  # fmt: skip
-    answers = [*made.answers(), *best, *policies]
+    answers = [*answer_records(), *best, *policies]
     assert _chosen(answers)["snapkv"] == (
         "snapkv +p",
         "protected, of 2 settings the one nearest to the default",
@@ -94,8 +95,8 @@ def test_the_prompts_shown_never_choose_the_setting(made):
     assert untried == ("knorm", "unprotected, of 2 settings the one nearest to the default")
 
 
-def test_the_first_table_has_every_setting_where_they_are_few(make_comparison, monkeypatch):
-    comparison = make_comparison()
+def test_the_first_table_has_every_setting_where_they_are_few(monkeypatch):
+    comparison = compare_answers()
     chosen = comparison.choices
     shown = tables.main_settings(comparison)
     assert [*shown] == [*comparison.settings]
@@ -105,13 +106,13 @@ def test_the_first_table_has_every_setting_where_they_are_few(make_comparison, m
     assert tables.main_settings(comparison) == chosen
 
 
-def test_self_sized_methods_are_families(made, make_comparison):
+def test_self_sized_methods_are_families():
     own = [
         {**one, "allocator": "self_sized", "budget_spec": "own", "budget": None, "kept_tokens": 6.4}
-        for one in made.answers()
+        for one in answer_records()
         if (one["method"], one["protected"], one["budget_spec"]) == ("knorm", True, "25%")
     ]
-    comparison = make_comparison(records=[*made.answers(), *own])
+    comparison = compare_answers([*answer_records(), *own])
     (note,) = (note for setting, note in comparison.choices.items() if setting.self_sized)
     assert note == "protected"
     table = tables.some_settings(comparison, comparison.choices)
@@ -120,8 +121,8 @@ def test_self_sized_methods_are_families(made, make_comparison):
     assert cell.endswith("\nat 40.0 % (6)")
 
 
-def test_differences_are_paired_and_stars_explained(make_comparison):
-    comparison = make_comparison()
+def test_differences_are_paired_and_stars_explained():
+    comparison = compare_answers()
     shown = tables.some_settings(comparison, comparison.choices)
     assert _texts(shown, 1)["knorm"] == "25.0"
     # those of oracle, kvp, knorm and snapkv to random, at two budgets
@@ -136,7 +137,7 @@ def test_differences_are_paired_and_stars_explained(make_comparison):
         "correction for 8 differences)."
     )
     assert "; toy, 4 prompts of one, two, at most 20 tokens, test split, seed 0; policies" in every
-    bare = make_comparison(records=[one for one in comparison.records if not one["protected"]])
+    bare = compare_answers([one for one in comparison.records if not one["protected"]])
     assert "compression; no token protected. No null was run" in tables.every_setting(bare).caption
     minus_full, minus_kvp = tables.difference_tables(comparison, tidy(comparison))
     assert _texts(minus_full, 1)["kvp"] == "-25.0"
@@ -150,36 +151,36 @@ def test_differences_are_paired_and_stars_explained(make_comparison):
     assert _texts(by_task, 2)["knorm"] == "0.0"
 
 
-def test_many_prompts_resolve_a_difference(made, make_comparison):
+def test_many_prompts_resolve_a_difference():
     scores = {"snapkv": 1.0, "knorm": 0.0, "random": 0.5}
     records = [
-        made.record(method, score=score, example=str(number))
+        result_record(method, score=score, example=str(number))
         for number in range(60)
         for method, score in scores.items()
     ]
-    table = tables.every_setting(make_comparison(records=records))
+    table = tables.every_setting(compare_answers(records))
     assert _texts(table, 1) == {"snapkv": "100.0 *", "knorm": "0.0 †", "random": "50.0"}
 
 
-def test_methods_without_answers_to_a_task_are_compared_on_the_others_only(made, make_comparison):
+def test_methods_without_answers_to_a_task_are_compared_on_the_others_only():
     fewer = [
-        record for record in made.answers()
+        record for record in answer_records()
         if not (record["method"] == "knorm" and record["task"] == "two")
     ]  # fmt: skip
-    comparison = make_comparison(records=fewer)
+    comparison = compare_answers(fewer)
     (knorm,) = (setting for setting in comparison.choices if setting.method == "knorm")
     assert (knorm, "25%") not in comparison.cells
     assert "without knorm, which answered only some of the prompts" in comparison.left_out
     assert comparison.tasks["one"][knorm, "25%"].interval.mean == 0.5
     # the settings of a method that are over all tasks come before those that are not
-    some = [one for one in made.answers() if one["method"] != "knorm" or one["task"] == "one"
+    some = [one for one in answer_records() if one["method"] != "knorm" or one["task"] == "one"
             or not one["protected"]]  # fmt: skip
-    choices = make_comparison(records=some).choices
+    choices = compare_answers(some).choices
     assert [one.protected for one in choices if one.method == "knorm"] == [False]
 
 
-def test_the_summary_names_what_the_figure_draws_in_front(make_comparison):
-    comparison = make_comparison()
+def test_the_summary_names_what_the_figure_draws_in_front():
+    comparison = compare_answers()
     _, *said = sentences(comparison)  # before them, what was measured
     text = re.sub(r" \([-+]?\d.*? to .*?\)", "", "\n".join(said))
     assert re.sub(r"about \d+", "about N", text) == (
@@ -200,12 +201,12 @@ def test_the_summary_names_what_the_figure_draws_in_front(make_comparison):
     assert len(drawn_settings(comparison, 5)) == 5
 
 
-def test_a_policy_run_in_several_settings_names_those_that_are_not_quoted(made, make_comparison):
+def test_a_policy_run_in_several_settings_names_those_that_are_not_quoted():
     more = [
-        {**each, "allocator": "global", "protected": False} for each in made.answers()
+        {**each, "allocator": "global", "protected": False} for each in answer_records()
         if each["method"] in ("kvp", "knorm") and each["protected"]
     ]  # fmt: skip
-    comparison = make_comparison(records=[*made.answers(), *more])
+    comparison = compare_answers([*answer_records(), *more])
     _, named, *_ = sentences(comparison)
     assert ", kvp+global answers 100%" in named
     # another method is drawn in its best setting, with ties in its first one
@@ -229,8 +230,8 @@ def test_terminal_page_and_python_say_the_same(reported):
     assert repr(table).startswith(f"{terminal}\n")
 
 
-def test_seconds_and_bytes_are_ratios_to_the_full_cache(made):
-    timing = made.timing()
+def test_seconds_and_bytes_are_ratios_to_the_full_cache():
+    timing = timing_records()
     full, half = summarise_timings(timing[::-1], {None: ""})
     assert (full.budget, full.bytes_to_full, half.budget, half.bytes_to_full) == (None, 1, 8, 0.5)
     # prompt by prompt, so the prompts' own differences leave the ratio alone

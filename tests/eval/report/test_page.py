@@ -11,6 +11,7 @@ import shutil
 
 import pytest
 from matplotlib.image import imread
+from toy_results import PROTOCOLS, answer_records, result_record, timing_records, write_results
 
 from kvp.program.table import report as main
 
@@ -19,7 +20,6 @@ FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-PROTOCOLS = ("query_aware", "query_agnostic")
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +72,11 @@ def test_figures_are_written_and_show_something(reported):
         assert drawn.std() > 0.01
 
 
-def test_a_folder_that_a_run_of_other_tasks_extended_has_a_report(tmp_path, write_results, made):
+def test_a_folder_that_a_run_of_other_tasks_extended_has_a_report(tmp_path):
     runs = (("A", 0.5, ("full", "knorm", "keydiff")), ("B", 0.5, ("oracle", "snapkv")),
             ("chat", None, ("oracle", "snapkv")))  # fmt: skip
     records = [
-        made.record(
+        result_record(
             method, task=task, example=example, protected=method != "full", score=score,
             budget_spec=None if method == "full" else "25%",
             nll=9.0 if task == "chat" else None, reply_tokens=10 if task == "chat" else None,
@@ -97,9 +97,7 @@ def test_a_folder_that_a_run_of_other_tasks_extended_has_a_report(tmp_path, writ
         (("{tmp}/r", "--png", "{tmp}/notes.html"), "File exists"),
     ],
 )
-def test_what_cannot_work_is_one_line_and_replaces_nothing(
-    tmp_path, write_results, capsys, flags, message
-):
+def test_what_cannot_work_is_one_line_and_replaces_nothing(tmp_path, capsys, flags, message):
     write_results(tmp_path / "r")
     (tmp_path / "notes.html").write_text("<!DOCTYPE html>\n<html><title>KV-cache eviction")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -154,14 +152,14 @@ def open_page(browser):
     assert not wrong
 
 
-def test_script_in_names_is_text(tmp_path, write_results, made, open_page):
+def test_script_in_names_is_text(tmp_path, open_page):
     script = '</script></template><img src=x onerror="window.ran=1"><script>window.ran=1</script>'
     link = "<a href=\"javascript:window.ran=1\" onclick='window.ran=1'>$x_{\\frac$ {{ 7*7 }}</a>"
     text = {"task": script, "prediction": link, "question": script, "references": [link]}
     text["reply"] = None
     records = [
-        made.record(method, **text, example=f"{script}{n}", protected=False, score=0.5,
-                    policy=label, policy_seed=label and 0, variant=link, budget_spec=size)
+        result_record(method, **text, example=f"{script}{n}", protected=False, score=0.5,
+                      policy=label, policy_seed=label and 0, variant=link, budget_spec=size)
         for method, label, size in (("full", None, None), (script, None, "9%"), ("kvp", link, "9%"))
         for n in range(2)
     ]  # fmt: skip
@@ -256,13 +254,13 @@ def test_columns_sort(reported, open_page):
     assert table.locator("thead [aria-sort]").count() == 1
 
 
-def test_savings_stand_below_the_sentence(tmp_path, write_results, made, open_page):
+def test_savings_stand_below_the_sentence(tmp_path, open_page):
     records = [
         {**each, "cache_bytes": 1e6 if each["method"] == "full" else 250e3}
-        for each in made.answers()
+        for each in answer_records()
         if each["method"] in ("full", "knorm") and each["protected"] != (each["method"] == "full")
     ]  # fmt: skip
-    folder = write_results(tmp_path / "r", records=records, timing=made.timing())
+    folder = write_results(tmp_path / "r", records=records, timing=timing_records())
     _report(folder)
     page = open_page(folder / "report.html")
     saved = page.locator("#accuracy-query_aware .saved").filter(visible=True)
@@ -308,11 +306,11 @@ def test_the_keyboard_reaches_and_operates_everything(reported, open_page):
 
 
 @pytest.mark.slow
-def test_a_large_report_is_below_two_megabytes(tmp_path, write_results, made):
+def test_a_large_report_is_below_two_megabytes(tmp_path):
     draw = random.Random(0)
     methods = ["full", *(f"kvpress:Press{number}" for number in range(19))]
     records = [
-        made.record(
+        result_record(
             method, protocol=protocol, task=f"task{task}", example=f"task{task}/test/0/{example}",
             protected=False, budget_spec=spec, score=float(draw.random() < 0.7),
             references=["1234567"], prediction="".join(draw.choices("abcde ", k=60)),
@@ -324,7 +322,7 @@ def test_a_large_report_is_below_two_megabytes(tmp_path, write_results, made):
         for spec in ((None,) if method == "full" else [f"{share}%" for share in range(5, 45, 5)])
     ]  # fmt: skip
     timing = [
-        {**made.timing()[1], "method": method, "protected": False, "budget_spec": "25%"}
+        {**timing_records()[1], "method": method, "protected": False, "budget_spec": "25%"}
         for method in methods[1:]
     ]
     page = _report(write_results(tmp_path / "r", records=records, timing=timing))
