@@ -15,21 +15,12 @@ from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.names import NO_TRACES
 from kvp.program.settings import Bounds, Group, MemoryConfig, RunConfig
-from train.recipe import (
-    PRESETS,
-    ContextSettings,
-    ObjectiveSettings,
-    OptimizerSettings,
-    PresetName,
-    RankerSettings,
-    Recipe,
-)
+from train.recipe import PRESETS, PresetName, Recipe, RecipeSettings
 
 AUTO_HEADS = "auto"
 """`--heads` that every process of a job finds out for itself (`train.head_shards`)."""
 RUN_SETTINGS = ("validate_every", "validation_contexts")
 """Settings next to those of the recipe that decide the content of a policy or a shard."""
-_RECIPE_GROUPS = (RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +53,7 @@ class ValidationConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(
-    RunConfig,
-    ComputeConfig,
-    MemoryConfig,
-    ValidationConfig,
-    ObjectiveSettings,
-    RankerSettings,
-    OptimizerSettings,
-    ContextSettings,
-):
+class TrainConfig(RunConfig, ComputeConfig, MemoryConfig, ValidationConfig, RecipeSettings):
     """Inputs and outputs of a training.
 
     Train one ranker per KV head from a trace store, and write a policy directory.
@@ -87,11 +69,7 @@ class TrainConfig(
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out", "traces")
     FOLDERS: ClassVar[Mapping[str, str]] = {"traces": NO_TRACES}
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        name: {
-            field.name: getattr(recipe, field.name)
-            for group in _RECIPE_GROUPS
-            for field in fields(group)
-        }
+        name: {field.name: getattr(recipe, field.name) for field in fields(RecipeSettings)}
         for name, recipe in PRESETS.items()
     }
 

@@ -45,11 +45,7 @@ OBJECTIVES = Registry(
 here and a row in docs/method.md; a user's own is `package.module:function`."""
 
 Architecture = Literal["fourier", "paper"]
-RewardName = Literal["skill", "ratio"]
 PresetName = Literal["fourier", "paper"]
-SortLossName = Literal["ranks", "cost"]
-OptimizerName = Literal["adamw", "muon"]
-KeyFrame = Literal["stored", "end"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +60,7 @@ class RankerSettings(Group):
     which cannot be chosen."""
     neighbours: int = 31
     """Tokens on either side of a token that add to its score; 0 scores every token by itself."""
-    key_frame: KeyFrame = "end"
+    key_frame: Literal["stored", "end"] = "end"
     """stored (keys as the model rotated them) or end (rotated on, so that the end of the cache is
     position 0, as the queries that follow see them)."""
     reach: int = 256
@@ -91,11 +87,11 @@ class ObjectiveSettings(Group):
     --labels, reply_and_kvzip (half of each), or package.module:NAME."""
     permutations: int = 32
     """Permutations sampled per context and head (rloo, at least 2; rloo_batch)."""
-    sort_loss: SortLossName = "cost"
+    sort_loss: Literal["ranks", "cost"] = "cost"
     """ranks (squared error of softened ranks) or cost (softened cost), for soft_rank."""
     temperature: float = 0.1
     """Strength of soft_rank's softening, for scores with standard deviation 1."""
-    reward: RewardName = "skill"
+    reward: Literal["skill", "ratio"] = "skill"
     """How the all-budgets cost of a permutation is normalised (`kvp.reward`): skill or ratio
     (rloo, rloo_batch, exact)."""
 
@@ -108,7 +104,7 @@ class OptimizerSettings(Group):
 
     steps: int = 600
     """Optimiser steps."""
-    optimizer: OptimizerName = "muon"
+    optimizer: Literal["adamw", "muon"] = "muon"
     """adamw, or muon (its steps for the weight matrices, AdamW's for the rest)."""
     lr: float = 1e-2
     """Highest learning rate, reached after the warm-up."""
@@ -149,7 +145,12 @@ class ContextSettings(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(RankerSettings, ObjectiveSettings, OptimizerSettings, ContextSettings):
+class RecipeSettings(ObjectiveSettings, RankerSettings, OptimizerSettings, ContextSettings):
+    """What of a recipe has flags."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(RecipeSettings):
     """All that decides the weights, given training data and seed; what stands here has no flag."""
 
     architecture: Architecture = "fourier"
