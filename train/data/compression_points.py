@@ -62,9 +62,9 @@ def drawn_points(
     """
     for draw in range(step * recipe.contexts, (step + 1) * recipe.contexts):
         passes, index = divmod(draw, len(records))
-        order = _generator(seed, _SEQUENCES, passes).permutation(len(records))
+        order = np.random.default_rng([seed, _SEQUENCES, passes]).permutation(len(records))
         record = records[int(order[index])]
-        random = _generator(seed, _POINTS, draw)
+        random = np.random.default_rng([seed, _POINTS, draw])
         kinds = points_by_kind(record, recipe)
         weights = np.array([getattr(recipe, f"compress_{kind}") for kind in kinds])
         kind = list(kinds)[int(random.choice(len(kinds), p=weights / weights.sum()))]
@@ -73,7 +73,7 @@ def drawn_points(
 
 def noise_seed(seed: int, step: int, index: int) -> int:
     """Seed of the Gumbel noise of one context of one step."""
-    return int(_generator(seed, _NOISE, step, index).integers(2**63 - 1))
+    return int(np.random.default_rng([seed, _NOISE, step, index]).integers(2**63 - 1))
 
 
 def held_out_points(
@@ -115,7 +115,3 @@ def _space_evenly(first: int, last: int, points: int) -> list[int]:
     if points == 0:
         return list(range(first, last + 1))
     return sorted({round(value) for value in np.linspace(first, last, points)})
-
-
-def _generator(*key: int) -> np.random.Generator:
-    return np.random.default_rng(key)
