@@ -26,17 +26,14 @@ from eval.evaluate import Bench, Prompt, measure_outcomes
 from eval.evolve.config import EvolveConfig
 from eval.evolve.search import (
     FORMAT,
-    GAMMA,
     JOURNAL,
-    LAMBDA,
-    REACH,
     SEARCH,
-    SIGMA,
     Elite,
     Floats,
     Journal,
     Scheme,
     SearchPlan,
+    describe_search,
     layer_groups,
     reply_score,
     search,
@@ -82,11 +79,8 @@ class PromptSet:
 
     def means(self, values: Floats) -> list[float]:
         """Mean over tasks of the mean over prompts: [prompts, schemes] to one number per scheme."""
-        tasks = [prompt.task for prompt in self.prompts]
-        by_task = [
-            values[[index for index, other in enumerate(tasks) if other == task]].mean(0)
-            for task in dict.fromkeys(tasks)
-        ]
+        tasks = np.array([prompt.task for prompt in self.prompts])
+        by_task = [values[tasks == task].mean(0) for task in dict.fromkeys(tasks)]
         means: list[float] = np.mean(by_task, axis=0).tolist()
         return means
 
@@ -181,7 +175,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         layers=geometry.layers, kv_heads=geometry.kv_heads, scorer=config.scorer,
         protocol=config.protocol, protection=protection, budget=plan.budget,
         cached_tokens=plan.maximum, counts=elite.scheme, seed=config.seed,
-        made_by=_made_by(plan, journal, elite), held_out=_held_out(others, plan, elite),
+        made_by=describe_search(plan, journal, elite), held_out=_held_out(others, plan, elite),
         data={
             "tasks": list(dict.fromkeys(prompt.task for prompt in search_prompts)),
             "split": config.split,
@@ -267,19 +261,6 @@ def plan_search(
         group=config.group, generations=config.generations, constraint=config.constraint,
         seed=config.seed,
     )  # fmt: skip
-
-
-def _made_by(plan: SearchPlan, journal: Journal, elite: Elite) -> dict[str, Any]:
-    start = journal.generations[0]
-    return {
-        "constraint": plan.constraint, "lambda": LAMBDA, "gamma": GAMMA, "sigma": SIGMA,
-        "reach": REACH, "group": plan.group, "generations": len(journal.generations) - 1,
-        "evaluations": sum(entry.evaluated for entry in journal.generations),
-        "seconds": sum(entry.seconds for entry in journal.generations),
-        "uniform": {"score": start.scores[0], "fitness": start.fitness[0]},
-        "elite": {"score": elite.score, "fitness": elite.fitness},
-        "best_fitness": [max(entry.fitness) for entry in journal.generations],
-    }  # fmt: skip
 
 
 def _held_out(others: PromptSet, plan: SearchPlan, elite: Elite) -> dict[str, Any] | None:

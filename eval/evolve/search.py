@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -249,3 +249,17 @@ def _weights(plan: SearchPlan, fixed: Floats, span: slice, x: Floats) -> Floats:
     weights = fixed.copy()
     weights[span] = plan.budget * REACH ** (x - 0.5)
     return weights
+
+
+def describe_search(plan: SearchPlan, journal: Journal, elite: Elite) -> dict[str, Any]:
+    """How a search was made and what came out, as budgets.json records it."""
+    start = journal.generations[0]
+    return {
+        "constraint": plan.constraint, "lambda": LAMBDA, "gamma": GAMMA, "sigma": SIGMA,
+        "reach": REACH, "group": plan.group, "generations": len(journal.generations) - 1,
+        "evaluations": sum(entry.evaluated for entry in journal.generations),
+        "seconds": sum(entry.seconds for entry in journal.generations),
+        "uniform": {"score": start.scores[0], "fitness": start.fitness[0]},
+        "elite": {"score": elite.score, "fitness": elite.fitness},
+        "best_fitness": [max(entry.fitness) for entry in journal.generations],
+    }  # fmt: skip
