@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eval.config import EvalConfig
 from eval.methods import Method
 from eval.results.names import QUERY_AWARE
-from eval.results.records import Record
+from eval.results.records import Record, group_by
 from kvp.data.encode import Encoded
 from kvp.data.task import Sample
 from kvp.errors import UsageError
@@ -287,13 +287,10 @@ def select_for_methods(
 ) -> Iterator[tuple[Method, Tensor]]:
     """Select the tokens of every method; methods with the same scorer share its scores."""
     tokens = start.tokens
-    by_ranking: dict[tuple[str, str, str | None], list[Method]] = {}
-    for method in methods:
-        if method.shrinks(tokens):
-            by_ranking.setdefault(method.ranking, []).append(method)
-        else:
-            yield method, all_tokens(start)
-    for same in by_ranking.values():
+    shrinking = [method for method in methods if method.shrinks(tokens)]
+    whole = (method for method in methods if not method.shrinks(tokens))
+    yield from ((method, all_tokens(start)) for method in whole)
+    for same in group_by(shrinking, lambda method: method.ranking).values():
         scorer = same[0].scorer
         assert scorer is not None, "the full cache keeps everything"
         choices = [Choice(one.tokens(tokens), one.protection, one.allocator_object) for one in same]
