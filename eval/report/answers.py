@@ -36,10 +36,11 @@ def pack_answers(comparisons: Sequence[Comparison]) -> tuple[str, str] | None:
     """
     tasks = []
     for comparison in comparisons:
+        groups = comparison.results.policy_groups
         chosen = [
             {**record, "family": setting.family, "label": setting.label}
             for record in comparison.records
-            if (setting := MethodSetting.of(record, comparison.groups)) in comparison.choices
+            if (setting := MethodSetting.of(record, groups)) in comparison.choices
         ]
         by_task = group_by(chosen, itemgetter("task"))
         tasks += [[*group_by(by_task[task], itemgetter("example")).values()]

@@ -27,14 +27,7 @@ from eval.results.estimates import (
 from eval.results.folder import Results, describe_measure, unfinished_work
 from eval.results.names import DEFAULT_VARIANT, ORACLE, SEEN, SELF_SIZED
 from eval.results.records import group_by
-from eval.results.settings import (
-    MethodSetting,
-    PolicyGroups,
-    budget_axis,
-    budget_order,
-    group_policies,
-    sort_families,
-)
+from eval.results.settings import MethodSetting, budget_axis, budget_order, sort_families
 from eval.results.shapes import ResultsRow
 from eval.results.stats import Interval
 from eval.results.task_sorting import SortedTasks, sort_tasks
@@ -69,7 +62,6 @@ class Comparison:
     kind: Kind
     protocol: str
     records: Sequence[ResultsRow]
-    groups: PolicyGroups
     task_sort: SortedTasks
     unfinished: str
     """What the folder lacks (`unfinished_work`); "" where it is complete."""
@@ -128,7 +120,7 @@ class Comparison:
     def tasks(self) -> Mapping[str, Cells]:
         """Numbers by task, also of those that are set apart."""
         return {
-            name: make_estimates(self.kind, part, self.groups)
+            name: make_estimates(self.kind, part, self.results.policy_groups)
             for name, part in group_by(self.records, itemgetter("task")).items()
         }
 
@@ -305,10 +297,9 @@ def compare_methods(results: Results, kind: Kind, protocol: str) -> Comparison |
                if record["protocol"] == protocol and record[field] is not None]  # fmt: skip
     if not records:
         return None
-    groups = group_policies(results.in_plan)
     tasks = sort_tasks(kind, records)
     used = [record for record in records if record["task"] in tasks.usable] or records
-    every = make_estimates(kind, used, groups)
+    every = make_estimates(kind, used, results.policy_groups)
     # Only settings that answered all prompts are compared: a folder may have been extended since.
     prompts = {unit for estimate in every.values() for unit in estimate.prompts}
     cells = {key: estimate for key, estimate in every.items() if estimate.prompts == prompts}
@@ -317,7 +308,7 @@ def compare_methods(results: Results, kind: Kind, protocol: str) -> Comparison |
     # A setting that lacks prompts is shown only where its method has no other.
     able = [one for one in settings if one in whole or one.family not in having]
     return Comparison(
-        kind=kind, protocol=protocol, records=records, groups=groups, task_sort=tasks,
+        kind=kind, protocol=protocol, records=records, task_sort=tasks,
         unfinished=unfinished_work(results), cells=cells, results=results,
         choices=choose_settings(
             sorted(able, key=lambda one: order.index(one.family)), tuned_under(results, protocol)

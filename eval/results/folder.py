@@ -17,6 +17,7 @@ from typing import Any
 from eval.results.names import MANIFEST, NO_RESULTS, ROWS, TIMING
 from eval.results.records import KEY_FIELDS, SETTING_FIELDS, TIMING_KEY, key_of, read_records
 from eval.results.sealing import altered_part
+from eval.results.settings import PolicyGroups, group_policies
 from eval.results.shapes import ResultsRow, TimingRow
 from eval.results.tuned_settings import TunedSettings
 from kvp.artifacts.manifest import Format, shown_text
@@ -55,6 +56,11 @@ class Results:
         known = {"weights": (digest.get("weights") or "")[:12], "revision": digest.get("revision")}
         parts = [f", {name} {value}" for name, value in known.items() if value]
         return f"Computed in {self.setting('dtype')}{''.join(parts)}"
+
+    @cached_property
+    def policy_groups(self) -> PolicyGroups:
+        """Group of every policy label in `records`."""
+        return group_policies(self.records)
 
     @cached_property
     def in_plan(self) -> list[ResultsRow]:

@@ -133,7 +133,7 @@ def _trained_share(comparison: Comparison, setting: MethodSetting) -> str:
     """How many of the tasks a policy was trained on; "" for none, or where it is not recorded."""
     recorded = comparison.results.manifest.get("policy_tasks", {})
     seen = {task for policy, tasks in recorded.items() for task in tasks
-            if comparison.groups.get(policy) == setting.policy}  # fmt: skip
+            if comparison.results.policy_groups.get(policy) == setting.policy}  # fmt: skip
     tasks = comparison.task_sort.usable
     number = len(seen.intersection(tasks))
     those = f"{number} of these {len(tasks)} tasks" if number < len(tasks) else "these tasks"
