@@ -31,7 +31,7 @@ from eval.results.settings import MethodSetting, budget_axis, budget_order, sort
 from eval.results.shapes import ResultsRow
 from eval.results.stats import Interval
 from eval.results.task_sorting import SortedTasks, sort_tasks
-from eval.results.tuned_settings import Tuned
+from eval.results.tuned_settings import TunedMethod
 from kvp.names import FULL, LEARNED, UNIFORM
 from policies.registry import NULLS
 
@@ -263,7 +263,7 @@ class Comparison:
 
 
 def choose_settings(
-    settings: Iterable[MethodSetting], tuned: Sequence[tuple[Tuned, str]] = ()
+    settings: Iterable[MethodSetting], tuned: Sequence[tuple[TunedMethod, str]] = ()
 ) -> dict[MethodSetting, str]:
     """One setting per family, with a note: what it is, and how it was chosen.
 
@@ -324,7 +324,7 @@ def compare_all(results: Results) -> list[Comparison]:
     return [comparison for comparison in comparisons if comparison is not None]
 
 
-def tuned_under(results: Results, protocol: str) -> list[tuple[Tuned, str]]:
+def tuned_under(results: Results, protocol: str) -> list[tuple[TunedMethod, str]]:
     """What kvp tune chose for a protocol, with the split that it chose on."""
     return [(entry, settings.split) for settings in results.tuned for entry in settings.methods
             if entry.protocol == protocol]  # fmt: skip

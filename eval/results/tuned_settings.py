@@ -24,7 +24,7 @@ FORMAT = Format("kvp-settings", 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
+class ScoredSetting:
     """A setting and its score on the prompts of the tuning."""
 
     scorer: str
@@ -48,14 +48,14 @@ class Scored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned:
+class TunedMethod:
     """The result of tuning one method under one protocol, as it is in the file."""
 
     method: str
     requested: str
     protocol: str
-    chosen: Scored
-    published: tuple[Scored, ...]
+    chosen: ScoredSetting
+    published: tuple[ScoredSetting, ...]
     """The default and the published presets, with and without protection."""
     tried: int
 
@@ -73,7 +73,7 @@ class TunedSettings:
     split: str
     data: Mapping[str, Any] = field(hash=False)
     """Model, tasks, length, budgets, prompts and protection of the tuning."""
-    methods: Annotated[tuple[Tuned, ...], Field(min_length=1)]
+    methods: Annotated[tuple[TunedMethod, ...], Field(min_length=1)]
     path: str = field(default="", compare=False)
 
     def to_json(self) -> dict[str, Any]:

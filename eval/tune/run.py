@@ -34,7 +34,7 @@ from eval.results.names import ROWS, SETTINGS, TABLE
 from eval.results.records import RecordFile, group_by, key_of
 from eval.results.sealing import seal
 from eval.results.stats import Unit, bootstrap_mean
-from eval.results.tuned_settings import FORMAT, Scored, TunedSettings
+from eval.results.tuned_settings import FORMAT, ScoredSetting, TunedSettings
 from eval.run_folder import open_folder, write_manifest
 from eval.tune.config import TuneConfig
 from eval.tune.search import Search, next_batch
@@ -165,7 +165,7 @@ class Tuning:
             seeds = (with_allocator(seed, allocator) for seed in search.seeds)
         return [seed.at(budget, protection) for seed in seeds for budget in self.budgets]
 
-    def score(self, file: RecordFile, search: Search, method: Method) -> Scored:
+    def score(self, file: RecordFile, search: Search, method: Method) -> ScoredSetting:
         """A measured setting with its score on the prompts and budgets of this run."""
         config = self.config.evaluation
         of_policy = group_by(self.at_budgets(search, method), lambda run: run.policy)
@@ -180,7 +180,7 @@ class Tuning:
         }  # fmt: skip
         bounds = None if self.prepared.prompts[0].forced else (0, 1)
         interval = bootstrap_mean(scores, bounds=bounds)
-        return Scored(
+        return ScoredSetting(
             scorer=search.spec(method), variant=method.variant,
             allocator=search.allocator_spec(method), allocator_name=method.allocator,
             protected=method.protected, score=interval.mean, interval=(interval.low, interval.high),

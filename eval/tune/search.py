@@ -21,7 +21,7 @@ from operator import attrgetter
 from typing import Any
 
 from eval.methods import Method, method_of, with_allocator
-from eval.results.tuned_settings import Scored, Tuned
+from eval.results.tuned_settings import ScoredSetting, TunedMethod
 from kvp.errors import UsageError
 from kvp.ranking import Allocator
 from policies.base import Component, Grid
@@ -50,13 +50,13 @@ class Search:
     """Tokens of the longest prompt: no number is doubled to more."""
     protocol: str = ""
     """Empty for a method that is not under one yet."""
-    scored: dict[Method, Scored] = field(default_factory=dict)
+    scored: dict[Method, ScoredSetting] = field(default_factory=dict)
     """What was tried so far, in order; a higher score is better."""
 
     @property
-    def tuned(self) -> Tuned:
+    def tuned(self) -> TunedMethod:
         """What was chosen, and from how many."""
-        return Tuned(
+        return TunedMethod(
             method=self.seeds[0].method, requested=self.requested, protocol=self.protocol,
             chosen=max(self.scored.values(), key=lambda scored: scored.score),
             published=tuple(filter(None, map(self.scored.get, self.start))), tried=len(self.scored),

@@ -15,7 +15,7 @@ from eval.results.estimates import make_estimates
 from eval.results.frame import closing_text, tidy
 from eval.results.sentences import sentences
 from eval.results.settings import are_shares, budget_axis, group_policies
-from eval.results.tuned_settings import Scored, Tuned
+from eval.results.tuned_settings import ScoredSetting, TunedMethod
 from policies.registry import SCORERS
 
 GROUPS = {None: "", "seed0": "", "seed1": ""}
@@ -62,10 +62,10 @@ def test_budgets_are_percent_where_all_are():
 
 
 def _tuned(allocator="uniform"):
-    entry = Tuned(
+    entry = TunedMethod(
         method="knorm", requested="knorm", protocol="query_aware",
-        chosen=Scored(scorer="knorm", variant="auto", allocator=allocator, protected=False,
-                      score=0.5, interval=(0.4, 0.6)),
+        chosen=ScoredSetting(scorer="knorm", variant="auto", allocator=allocator, protected=False,
+                             score=0.5, interval=(0.4, 0.6)),
         published=(), tried=48,
     )  # fmt: skip
     return entry, "validation"

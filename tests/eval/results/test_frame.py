@@ -13,7 +13,7 @@ from eval.results.folder import Results
 from eval.results.frame import OVERALL, closing_text, tidy
 from eval.results.sentences import findings, sentences
 from eval.results.task_sorting import sort_tasks
-from eval.results.tuned_settings import Scored, Tuned, TunedSettings
+from eval.results.tuned_settings import ScoredSetting, TunedMethod, TunedSettings
 from kvp.data.tasks.ruler import RULER_13
 
 LEARNED = {"policy": "seed0", "policy_seed": 0}
@@ -296,10 +296,10 @@ def test_methods_count_in_the_setting_that_was_tuned():
         _record("snapkv", "25%", score=0.7, protected=True),
     ]
     methods = tuple(
-        Tuned(
+        TunedMethod(
             method=method, requested=method, protocol="query_aware",
-            chosen=Scored(scorer=method, variant="auto", allocator=allocator, protected=False,
-                          score=0.5, interval=(0.4, 0.6)),
+            chosen=ScoredSetting(scorer=method, variant="auto", allocator=allocator,
+                                 protected=False, score=0.5, interval=(0.4, 0.6)),
             published=(), tried=4,
         )
         for method, allocator in (("kvp", "global"), ("snapkv", "uniform"))
