@@ -12,7 +12,7 @@ from typing import Any
 
 from eval.report import tables
 from eval.results.comparison import compare_all
-from eval.results.folder import commands, describe_measure, load_results, unfinished_work
+from eval.results.folder import load_results, unfinished_work
 from eval.results.records import group_by, value_of
 from kvp.artifacts.manifest import sha256_file, shown_text
 from kvp.errors import PolicyError, UsageError
@@ -89,7 +89,7 @@ def _measured_facts(folder: Path, policy: Shard) -> dict[str, Any]:
     shown = (replace(comparison, unfinished=lacking) for comparison in compare_all(part))
     return {
         "allocator": None if allocator == UNIFORM else allocator,
-        "commands": [command.replace("`", "'") for command in commands(manifest)],
-        "setup": f"{lacking} {describe_measure(results, records)} {results.computed}".lstrip(),
+        "commands": [command.replace("`", "'") for command in results.commands],
+        "setup": f"{lacking} {results.describe_records(records)} {results.model_details}".lstrip(),
         "tables": [tables.markdown(tables.every_setting(comparison)) for comparison in shown],
     }

@@ -26,7 +26,7 @@ from eval.report.costs import describe_savings, summarise_timings
 from eval.report.figures import Picture, drawn_settings
 from eval.report.tables import Table
 from eval.results.comparison import Comparison, compare_all
-from eval.results.folder import Results, commands, load_results, model_name, unfinished_work
+from eval.results.folder import Results, load_results, unfinished_work
 from eval.results.frame import tidy
 from eval.results.names import SEEN
 from eval.results.parts import results_folder
@@ -109,7 +109,7 @@ def render(data: PageData) -> str:
         policy="default-src 'none'; base-uri 'none'; form-action 'none'; "
         f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
         generator=GENERATOR,
-        title=f"KV-cache eviction on {model_name(results)}",
+        title=f"KV-cache eviction on {results.model_name}",
         unfinished=unfinished_work(results),
         subtitles=data.measured,
         style=(web / "page.css").read_text("utf-8").strip(),
@@ -122,7 +122,7 @@ def render(data: PageData) -> str:
         reading=dict.fromkeys(reading) if shown else (),
         answers=pack_answers(shown),
         facts=_facts_table(results),
-        commands=commands(results.manifest),
+        commands=results.commands,
         csv=pandas.concat([pandas.DataFrame(), *data.numbers], ignore_index=True).to_csv(
             index=False, float_format="%.6g"
         ),
@@ -156,7 +156,7 @@ def _picture(data: PageData, comparison: Comparison, name: str, measure: str) ->
     of_task = f" of {tasks[0]}" if len(tasks) == 1 else ""
     title = [
         f"{measure}{of_task}, {SEEN[comparison.protocol]}",
-        f"{model_name(data.results)}, at most {data.results.setting('length')} tokens",
+        f"{data.results.model_name}, at most {data.results.setting('length')} tokens",
         *(["unfinished: ranks no method"] if comparison.unfinished else ()),
     ]
     which = "Methods have their tuned or default settings"
@@ -216,7 +216,7 @@ def _facts_table(results: Results) -> Table:
     policies = [f"{name} {digest[:12]}" for name, digest in manifest.get("policies", {}).items()]
     known = {name: manifest.get(name) for name in ("kvp", "python")} | manifest.get("packages", {})
     facts: dict[str, Any] = {
-        "model": f"{results.setting('model')}. {results.computed}",
+        "model": f"{results.setting('model')}. {results.model_details}",
         "policies (digest)": shown_text(", ".join(policies)),
         "versions": ", ".join(f"{name} {value}" for name, value in known.items() if value),
         "created": manifest.get("created"),

@@ -24,7 +24,7 @@ from eval.results.estimates import (
     full_of,
     make_estimates,
 )
-from eval.results.folder import Results, describe_measure, unfinished_work
+from eval.results.folder import Results, unfinished_work
 from eval.results.names import DEFAULT_VARIANT, ORACLE, SEEN, SELF_SIZED
 from eval.results.records import group_by
 from eval.results.settings import MethodSetting, budget_axis, budget_order, sort_families
@@ -78,10 +78,10 @@ class Comparison:
 
     @property
     def measured(self) -> str:
-        """Model, prompts, length, split and seed, in a sentence (`describe_measure`)."""
+        """Model, prompts, length, split and seed, in a sentence (`Results.describe_records`)."""
         tasks = self.task_sort.usable or self.task_sort.tasks
         records = [record for record in self.records if record["task"] in tasks]
-        return describe_measure(self.results, records)
+        return self.results.describe_records(records)
 
     @property
     def conditions(self) -> str:

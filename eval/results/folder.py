@@ -50,12 +50,36 @@ class Results:
         return None
 
     @property
-    def computed(self) -> str:
+    def model_name(self) -> str:
+        """The model as it was given; for a path its last part."""
+        name = str(self.setting("model"))
+        return Path(name).name if Path(name).is_absolute() or name.startswith(".") else name
+
+    @property
+    def model_details(self) -> str:
         """The model's dtype, weights digest and revision, as a sentence."""
         digest = self.setting("model_digest") or {}
         known = {"weights": (digest.get("weights") or "")[:12], "revision": digest.get("revision")}
         parts = [f", {name} {value}" for name, value in known.items() if value]
         return f"Computed in {self.setting('dtype')}{''.join(parts)}"
+
+    @property
+    def commands(self) -> list[str]:
+        """Command lines that wrote the folder, the earliest first."""
+        runs = (*self.manifest.get("earlier_runs", []), self.manifest)
+        lines = (shown_text(run.get("command") or "command not recorded") for run in runs)
+        return list(dict.fromkeys(lines))
+
+    def describe_records(self, records: Sequence[ResultsRow]) -> str:
+        """Model, prompts, length, split and seed behind some records, in a sentence."""
+        prompts = {(record["task"], record["example"]) for record in records}
+        tasks = list(dict.fromkeys(record["task"] for record in records))
+        named = ruler_share(tasks) or f"{len(tasks)} tasks" if len(tasks) > 3 else ", ".join(tasks)
+        return (
+            f"{self.model_name}, {len(prompts)} prompt{'s' if len(prompts) != 1 else ''} of "
+            f"{named}, at most {self.setting('length')} tokens, {self.setting('split')} split, "
+            f"seed {self.setting('seed')}."
+        )
 
     @cached_property
     def policy_groups(self) -> PolicyGroups:
@@ -92,9 +116,6 @@ def count_done_prompts(results: Results) -> dict[tuple[str, str], tuple[int, int
     return {key: (planned - lacking, planned) for key, (lacking, planned) in counts.items()}
 
 
-_NAMED = 2
-
-
 def unfinished_work(results: Results) -> str:
     """The planned prompts that are not done, in one sentence; "" where a folder is complete."""
     parts = count_done_prompts(results)
@@ -104,10 +125,10 @@ def unfinished_work(results: Results) -> str:
     ]  # fmt: skip
     if not lacking:
         return results.altered and f"Unfinished: {results.altered}; the same command continues."
-    more = f", {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
+    more = f", {len(lacking) - 2} more" if len(lacking) > 2 else ""
     done, planned = (sum(part[side] for part in parts.values()) for side in (0, 1))
     return (
-        f"Unfinished: {', '.join(lacking[:_NAMED])}{more}; {done} of {planned} evaluations are "
+        f"Unfinished: {', '.join(lacking[:2])}{more}; {done} of {planned} evaluations are "
         "done, the same command continues."
     )
 
@@ -136,28 +157,3 @@ def load_results(folder: Path) -> Results:
         ),
         notes=tuple(notes), altered=altered_part(folder, manifest),
     )  # fmt: skip
-
-
-def commands(manifest: Mapping[str, Any]) -> list[str]:
-    """Command lines that wrote the folder, the earliest first."""
-    runs = (*manifest.get("earlier_runs", []), manifest)
-    lines = (shown_text(run.get("command") or "command not recorded") for run in runs)
-    return list(dict.fromkeys(lines))
-
-
-def describe_measure(results: Results, records: Sequence[ResultsRow]) -> str:
-    """Model, prompts, length, split and seed behind the numbers of some records, in a sentence."""
-    prompts = {(record["task"], record["example"]) for record in records}
-    tasks = list(dict.fromkeys(record["task"] for record in records))
-    named = ruler_share(tasks) or f"{len(tasks)} tasks" if len(tasks) > 3 else ", ".join(tasks)
-    return (
-        f"{model_name(results)}, {len(prompts)} prompt{'s' if len(prompts) != 1 else ''} of "
-        f"{named}, at most {results.setting('length')} tokens, {results.setting('split')} split, "
-        f"seed {results.setting('seed')}."
-    )
-
-
-def model_name(results: Results) -> str:
-    """The model as it was given; for a path its last part."""
-    name = str(results.setting("model"))
-    return Path(name).name if Path(name).is_absolute() or name.startswith(".") else name
