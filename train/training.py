@@ -208,7 +208,8 @@ class ValidationAndCheckpoints(pl.Callback):
         with naming(self._target.logs):
             self._log = SummaryWriter(str(self._target.logs / name), purge_step=step + 1)
             self._log.add_custom_scalars(CHARTS)
-        self._opened.callback(self._close_log)
+        self._opened.enter_context(naming(self._target.logs))  # what closing the log raises
+        self._opened.callback(self._log.close)
         progress = Progress("training", int(trainer.max_steps), completed=step)
         self._progress = self._opened.enter_context(progress)
 
@@ -247,10 +248,6 @@ class ValidationAndCheckpoints(pl.Callback):
     def on_train_end(self, *_: object) -> None:
         """Give the terminal back, and close the log."""
         self._opened.close()
-
-    def _close_log(self) -> None:
-        with naming(self._target.logs):
-            self._log.close()
 
     def on_exception(self, *_: object) -> None:
         """Close as at the end; an OSError of the log is dropped, since the run fails already."""

@@ -50,7 +50,7 @@ def feature_statistics(
     Keys are as rankers of `spec` see them from the end of a sequence. Raises StoreError on damaged
     sequences.
     """
-    tokens = 0
+    tokens = sum(record.length for record in records)
     sums: list[Tensor] = []
     for record in records:
         keys, values = (part.flatten(0, 1) for part in reader.kv(record.index))  # [A, T, D]
@@ -60,7 +60,6 @@ def feature_statistics(
         parts = [part.double() for part in (keys, values)]
         moments = [*(p.sum(1) for p in parts), *(p.square().sum(1) for p in parts)]
         sums.append(torch.stack(moments))  # [4, A, D]
-        tokens += record.length
     key, value, key_square, value_square = (torch.stack(sums).sum(0) / tokens).unbind(0)
     return {
         "key_mean": key.float(),
