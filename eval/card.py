@@ -12,7 +12,7 @@ from typing import Any
 
 from eval.report import tables
 from eval.results.comparison import compare_all
-from eval.results.folder import load_results, unfinished_work
+from eval.results.folder import load_results
 from eval.results.records import group_by, value_of
 from kvp.artifacts.manifest import sha256_file, shown_text
 from kvp.errors import PolicyError, UsageError
@@ -85,7 +85,7 @@ def _measured_facts(folder: Path, policy: Shard) -> dict[str, Any]:
     allocator = max(means, key=lambda name: means[name])
     # Rows of other policies are left out on purpose: what is unfinished is said of the whole.
     part = replace(results, records=tuple(records), manifest={**manifest, "planned": []})
-    lacking = unfinished_work(results)
+    lacking = results.unfinished
     shown = (replace(comparison, unfinished=lacking) for comparison in compare_all(part))
     return {
         "allocator": None if allocator == UNIFORM else allocator,

@@ -26,7 +26,7 @@ from eval.evaluate import Bench, evaluate_prompt
 from eval.methods import Method, file_digests, find_trained_tasks, policies_of, recorded_spec
 from eval.prepare import LoadedModel, PreparedRun, methods_of, prepare
 from eval.results.comparison import compare_all
-from eval.results.folder import Results, load_results, unfinished_work
+from eval.results.folder import Results, load_results
 from eval.results.frame import ResultsFrame, closing_text
 from eval.results.names import MANIFEST, ROWS, TIMING
 from eval.results.parts import PARTS, RecordParts, results_folder
@@ -113,7 +113,7 @@ def _run_with_ray(config: EvalConfig, methods: Sequence[Method]) -> Results | No
         do_with_ray(run, config, config.device, show_progress)
         progress.update(total)
     results = load_results(results_folder(config.out))
-    if lacking := unfinished_work(results):
+    if lacking := results.unfinished:
         raise ResultsError(f"--out {out}: {lacking}")
     return results
 
@@ -187,7 +187,7 @@ def _evaluate_into(
 
 
 def planned_rows(prepared: PreparedRun) -> list[dict[str, Any]]:
-    """`planned` of the manifest (`eval.results.folder.count_done_prompts`)."""
+    """`planned` of the manifest (`Results.count_done_prompts`)."""
     runs: dict[tuple[Any, ...], dict[str, int]] = {}
     by_task = group_by(prepared.work, lambda one: (one.prompt.task, one.protocol))
     for (task, protocol), same in by_task.items():

@@ -76,9 +76,9 @@ def write_manifest(
 
     Fetches what is there, where the folder lies in an object store. `model_digest` tells the model
     from another of the same name (`kvp.hf.model_identity`), `layers` which layers of it are evicted
-    from (`Geometry.layer_indices`), `planned` which rows the run will write (`count_done_prompts`),
-    `trained` the tasks that policies were trained on, by label, `tuned` the settings files that
-    methods come from. Raises ResultsError where the folder has records of another model.
+    from (`Geometry.layer_indices`), `planned` which rows the run will write (`planned_rows` in
+    eval.run), `trained` the tasks that policies were trained on, by label, `tuned` the settings
+    files that methods come from. Raises ResultsError where the folder has records of another model.
     """
     folder.pull(*RECORDS, MANIFEST)
     digest = {} if model_digest is None else {"model_digest": dict(model_digest)}

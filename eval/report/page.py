@@ -26,7 +26,7 @@ from eval.report.costs import describe_savings, summarise_timings
 from eval.report.figures import Picture, drawn_settings
 from eval.report.tables import Table
 from eval.results.comparison import Comparison, compare_all
-from eval.results.folder import Results, load_results, unfinished_work
+from eval.results.folder import Results, load_results
 from eval.results.frame import tidy
 from eval.results.names import SEEN
 from eval.results.parts import results_folder
@@ -110,7 +110,7 @@ def render(data: PageData) -> str:
         f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
         generator=GENERATOR,
         title=f"KV-cache eviction on {results.model_name}",
-        unfinished=unfinished_work(results),
+        unfinished=results.unfinished,
         subtitles=data.measured,
         style=(web / "page.css").read_text("utf-8").strip(),
         script=script,
@@ -242,7 +242,7 @@ def run(config: ReportConfig) -> None:
     _write_file(out, page)
     written = f"{out} ({len(page) / 1e6:.1f} MB){f', figures in {png}' if png else ''}"
     said = [line for comparison in whole.comparisons for line in sentences(comparison)]
-    print(*dict.fromkeys(filter(None, (unfinished_work(results), *said))), written, sep="\n")
+    print(*dict.fromkeys(filter(None, (results.unfinished, *said))), written, sep="\n")
 
 
 def _write_file(path: Path, content: bytes) -> None:

@@ -24,7 +24,7 @@ from eval.results.estimates import (
     full_of,
     make_estimates,
 )
-from eval.results.folder import Results, unfinished_work
+from eval.results.folder import Results
 from eval.results.names import DEFAULT_VARIANT, ORACLE, SEEN, SELF_SIZED
 from eval.results.records import group_by
 from eval.results.settings import MethodSetting, budget_axis, budget_order, sort_families
@@ -64,7 +64,7 @@ class Comparison:
     records: Sequence[ResultsRow]
     task_sort: SortedTasks
     unfinished: str
-    """What the folder lacks (`unfinished_work`); "" where it is complete."""
+    """What the folder lacks (`Results.unfinished`); "" where it is complete."""
     cells: Cells
     """Over the usable tasks (all where none is); settings that lack prompts are left out."""
     choices: Mapping[MethodSetting, str]
@@ -179,7 +179,7 @@ class Comparison:
         nulls = [setting for setting in at if setting.method in NULLS]
         shown = [setting for setting in at if setting in self.choices]
         if any(setting.method == LEARNED for setting in shown):
-            runs = [run for run, _ in tuned_under(self.results, self.protocol)]
+            runs = [run for run, _ in self.results.tuned_under(self.protocol)]
             tuned = {one.family for one in self.choices if any(run.chose(one) for run in runs)}
             shown += [setting for setting in at if setting.method != LEARNED
                       and setting.family not in tuned]  # fmt: skip
@@ -309,9 +309,9 @@ def compare_methods(results: Results, kind: Kind, protocol: str) -> Comparison |
     able = [one for one in settings if one in whole or one.family not in having]
     return Comparison(
         kind=kind, protocol=protocol, records=records, task_sort=tasks,
-        unfinished=unfinished_work(results), cells=cells, results=results,
+        unfinished=results.unfinished, cells=cells, results=results,
         choices=choose_settings(
-            sorted(able, key=lambda one: order.index(one.family)), tuned_under(results, protocol)
+            sorted(able, key=lambda one: order.index(one.family)), results.tuned_under(protocol)
         ),
     )  # fmt: skip
 
@@ -322,9 +322,3 @@ def compare_all(results: Results) -> list[Comparison]:
     comparisons = (compare_methods(results, kind, protocol)
                    for kind in MEASURES for protocol in protocols)  # fmt: skip
     return [comparison for comparison in comparisons if comparison is not None]
-
-
-def tuned_under(results: Results, protocol: str) -> list[tuple[TunedMethod, str]]:
-    """What kvp tune chose for a protocol, with the split that it chose on."""
-    return [(entry, settings.split) for settings in results.tuned for entry in settings.methods
-            if entry.protocol == protocol]  # fmt: skip

@@ -19,7 +19,7 @@ from eval.results.records import KEY_FIELDS, SETTING_FIELDS, TIMING_KEY, key_of,
 from eval.results.sealing import altered_part
 from eval.results.settings import PolicyGroups, group_policies
 from eval.results.shapes import ResultsRow, TimingRow
-from eval.results.tuned_settings import TunedSettings
+from eval.results.tuned_settings import TunedMethod, TunedSettings
 from kvp.artifacts.manifest import Format, shown_text
 from kvp.data.tasks import ruler_share
 from kvp.errors import ResultsError
@@ -95,42 +95,46 @@ class Results:
         fields = "protocol", "task", *SETTING_FIELDS
         return sorted(self.records, key=lambda row: places.get(key_of(row, fields), len(places)))
 
+    def count_done_prompts(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """Prompts that are done and prompts that were planned, by task and protocol.
 
-def count_done_prompts(results: Results) -> dict[tuple[str, str], tuple[int, int]]:
-    """Prompts that are done and prompts that were planned, by task and protocol.
+        A prompt is done where every setting of the runs that planned it has its row. Empty for a
+        folder without a plan, such as one of kvp tune.
+        """
+        rows: dict[tuple[Any, ...], set[str]] = defaultdict(set)
+        for record in self.records:
+            setting = key_of(record, ("task", "protocol", *SETTING_FIELDS))
+            rows[setting].add(record["example"])
+        counts: dict[tuple[str, str], tuple[int, int]] = {}
+        for part in self.manifest.get("planned", ()):
+            for task, prompts in part["prompts"].items():
+                key = task, part["protocol"]
+                there = set.intersection(*(rows[*key, *setting] for setting in part["settings"]))
+                lacking, planned = counts.get(key, (0, 0))
+                counts[key] = max(lacking, prompts - len(there)), max(planned, prompts)
+        return {key: (planned - lacking, planned) for key, (lacking, planned) in counts.items()}
 
-    A prompt is done where every setting of the runs that planned it has its row. Empty for a folder
-    without a plan, such as one of kvp tune.
-    """
-    rows: dict[tuple[Any, ...], set[str]] = defaultdict(set)
-    for record in results.records:
-        setting = key_of(record, ("task", "protocol", *SETTING_FIELDS))
-        rows[setting].add(record["example"])
-    counts: dict[tuple[str, str], tuple[int, int]] = {}
-    for part in results.manifest.get("planned", ()):
-        for task, prompts in part["prompts"].items():
-            key = task, part["protocol"]
-            there = set.intersection(*(rows[*key, *setting] for setting in part["settings"]))
-            lacking, planned = counts.get(key, (0, 0))
-            counts[key] = max(lacking, prompts - len(there)), max(planned, prompts)
-    return {key: (planned - lacking, planned) for key, (lacking, planned) in counts.items()}
+    @property
+    def unfinished(self) -> str:
+        """The planned prompts that are not done, in one sentence; "" where a folder is complete."""
+        parts = self.count_done_prompts()
+        lacking = [
+            f"{done} of {planned} prompts of {task} ({protocol})"
+            for (task, protocol), (done, planned) in parts.items() if done < planned
+        ]  # fmt: skip
+        if not lacking:
+            return self.altered and f"Unfinished: {self.altered}; the same command continues."
+        more = f", {len(lacking) - 2} more" if len(lacking) > 2 else ""
+        done, planned = (sum(part[side] for part in parts.values()) for side in (0, 1))
+        return (
+            f"Unfinished: {', '.join(lacking[:2])}{more}; {done} of {planned} evaluations are "
+            "done, the same command continues."
+        )
 
-
-def unfinished_work(results: Results) -> str:
-    """The planned prompts that are not done, in one sentence; "" where a folder is complete."""
-    parts = count_done_prompts(results)
-    lacking = [
-        f"{done} of {planned} prompts of {task} ({protocol})"
-        for (task, protocol), (done, planned) in parts.items() if done < planned
-    ]  # fmt: skip
-    if not lacking:
-        return results.altered and f"Unfinished: {results.altered}; the same command continues."
-    more = f", {len(lacking) - 2} more" if len(lacking) > 2 else ""
-    done, planned = (sum(part[side] for part in parts.values()) for side in (0, 1))
-    return (
-        f"Unfinished: {', '.join(lacking[:2])}{more}; {done} of {planned} evaluations are "
-        "done, the same command continues."
-    )
+    def tuned_under(self, protocol: str) -> list[tuple[TunedMethod, str]]:
+        """What kvp tune chose for a protocol, with the split that it chose on."""
+        return [(entry, settings.split) for settings in self.tuned for entry in settings.methods
+                if entry.protocol == protocol]  # fmt: skip
 
 
 def load_results(folder: Path) -> Results:

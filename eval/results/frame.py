@@ -13,7 +13,7 @@ import pandas
 
 from eval.results.comparison import Comparison, compare_all
 from eval.results.estimates import CellKey, full_of
-from eval.results.folder import Results, load_results, unfinished_work
+from eval.results.folder import Results, load_results
 from eval.results.names import SELF_SIZED
 from eval.results.parts import results_folder
 from eval.results.sentences import KEPT, sentences
@@ -134,7 +134,7 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
     @property
     def unfinished(self) -> str:
         """What the folder lacks, in a sentence; "" where it is complete."""
-        return unfinished_work(self.results)
+        return self.results.unfinished
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
