@@ -57,10 +57,9 @@ class Group:
     def check_names(self) -> None:
         """Raise KvpError on a name that cannot exist, before what it names is imported."""
         for setting, message in self.FOLDERS.items():
-            given = getattr(self, setting) or ()
-            for name in (given,) if isinstance(given, str) else given:
-                if not is_address(name) and not Path(name).is_dir():
-                    raise UsageError(message.format(name))
+            name = getattr(self, setting)
+            if not is_address(name) and not Path(name).is_dir():
+                raise UsageError(message.format(name))
 
 
 @dataclass(frozen=True, kw_only=True)
