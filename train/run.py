@@ -17,8 +17,8 @@ from train.job.prepare import Job, prepare
 from train.job.summary import print_end, print_summary
 from train.learning.calibration import (
     CALIBRATION_CONTEXTS,
+    TARGET_LABELS,
     calibrate,
-    calibration_label,
     calibration_target,
 )
 from train.learning.losses import load_objective
@@ -68,7 +68,7 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
     if hasattr(load_objective(job.recipe.objective), "shift_invariant"):
         best.get_parameter("score_bias").zero_()
     target = calibration_target(job.recipe.label)
-    source = job.source(calibration_label(job.recipe.label))
+    source = job.source(TARGET_LABELS.get(target, target))
     points = job.validation_points(CALIBRATION_CONTEXTS)
     with Progress(f"calibrating to {target}", len(points)) as progress:
         contexts = map(source.context, progress.over(points))

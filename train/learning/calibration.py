@@ -50,12 +50,6 @@ def calibration_target(label: str) -> str:
     return "reply_contribution" if made.other_weight < 1 else "contribution"
 
 
-def calibration_label(label: str) -> str:
-    """The label whose values that target reads."""
-    target = calibration_target(label)
-    return TARGET_LABELS.get(target, target)
-
-
 @torch.no_grad()
 def calibrate(
     rankers: HeadRankers,
