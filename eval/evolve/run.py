@@ -29,7 +29,6 @@ from eval.evolve.search import (
     JOURNAL,
     SEARCH,
     Elite,
-    Floats,
     Journal,
     Scheme,
     SearchPlan,
@@ -41,7 +40,7 @@ from eval.evolve.search import (
 from eval.methods import Method, file_digests, protected_tokens
 from eval.prepare import load_prompts, methods_of, read_model
 from eval.results.sealing import altered_part, seal
-from eval.results.stats import paired_difference
+from eval.results.stats import Floats, paired_difference
 from eval.run_folder import input_digests
 from eval.work import load_bench
 from kvp.artifacts.claim import OutputFolder

@@ -26,10 +26,10 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from cmaes import CMA
-from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 
 from eval.results.names import MANIFEST
+from eval.results.stats import Floats
 from kvp.artifacts.claim import FolderKind
 from kvp.artifacts.files import JsonLines, raising_as
 from kvp.artifacts.manifest import Format
@@ -87,7 +87,6 @@ class Journal:
         self.on_append(entry)
 
 
-Floats = NDArray[np.float64]
 Scheme = tuple[int, ...]
 """Tokens per KV head of each layer, [L]."""
 Evaluate = Callable[[Sequence[Scheme]], Sequence[float]]
