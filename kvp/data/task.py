@@ -31,8 +31,7 @@ _CONTENT = frozenset(
     {"task", "messages", "context", "question", "answer_prefix", "references", "metric", "reply"}
 )
 """Fields that it is always of; of the others where they are not the default."""
-_INPUT = {"input": True}
-"""Metadata of the settings that are in `INPUT_FLAGS`."""
+_INPUT = {"input": True}  # metadata of the settings in `INPUT_FLAGS`
 
 
 def context_name(context: str) -> str:
@@ -185,8 +184,7 @@ class TaskSettings:
 
 
 INPUT_FLAGS = tuple(setting.name for setting in fields(TaskSettings) if setting.metadata)
-"""Settings that name files or folders which prompts come from; their content is part of a run's
-identity."""
+"""Settings that name files that prompts come from: their content is part of a run's identity."""
 
 
 @runtime_checkable
