@@ -153,15 +153,12 @@ class MeasureConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig(
-    PromptConfig,
-    MeasureConfig,
-    ModelConfig,
-    ProtectionConfig,
-    RunConfig,
-    WorkersConfig,
-    DryRunConfig,
-):
+class EvaluationConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig):
+    """What kvp eval, kvp tune and kvp evolve share."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig(EvaluationConfig, RunConfig, WorkersConfig, DryRunConfig):
     """Settings of kvp eval."""
 
     out: str = ""
@@ -251,7 +248,7 @@ class EvalConfig(
         return {name: portable(values[name]) for name in IDENTITY_FIELDS}
 
 
-def evaluation_of(config: PromptConfig, **settings: Any) -> EvalConfig:  # noqa: ANN401
+def evaluation_of(config: EvaluationConfig, **settings: Any) -> EvalConfig:  # noqa: ANN401
     """Settings of kvp eval that a program's config shares with it, and others."""
     shared = {item.name for item in fields(EvalConfig)} & {item.name for item in fields(config)}
     values = {name: getattr(config, name) for name in shared}

@@ -5,22 +5,20 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
-from eval.config import EvalConfig, MeasureConfig, PromptConfig, check_flag, evaluation_of
+from eval.config import EvalConfig, EvaluationConfig, check_flag, evaluation_of
 from eval.results.names import QUERY_AWARE, Protocol
 from kvp import names as known_names
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
 from kvp.names import LEARNED, split_list
-from kvp.program.settings import Bounds, MemoryConfig, ModelConfig, ProtectionConfig, RunConfig
+from kvp.program.settings import Bounds, MemoryConfig, RunConfig
 
 RUN_ONLY = ("out", "device", "decode_batch", "memory_gb")
 """Settings that do not decide what a search finds, or that it does not read."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvolveConfig(
-    PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, MemoryConfig, RunConfig
-):
+class EvolveConfig(EvaluationConfig, MemoryConfig, RunConfig):
     """Search."""
 
     out: str

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from eval.config import EvalConfig, MeasureConfig, PromptConfig, evaluation_of
-from kvp.program.settings import Bounds, ModelConfig, ProtectionConfig, RunConfig
+from eval.config import EvalConfig, EvaluationConfig, evaluation_of
+from kvp.program.settings import Bounds, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig, RunConfig):
+class TuneConfig(EvaluationConfig, RunConfig):
     """Tuning."""
 
     out: str
