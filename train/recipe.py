@@ -44,7 +44,6 @@ OBJECTIVES = Registry(
 """Losses of rankers, of the type `train.learning.losses.Objective`. A new one is a function, a line
 here and a row in docs/method.md; a user's own is `package.module:function`."""
 
-Architecture = Literal["fourier", "paper"]
 PresetName = Literal["fourier", "paper"]
 
 
@@ -153,7 +152,7 @@ class RecipeSettings(ObjectiveSettings, RankerSettings, OptimizerSettings, Conte
 class Recipe(RecipeSettings):
     """All that decides the weights, given training data and seed; what stands here has no flag."""
 
-    architecture: Architecture = "fourier"
+    architecture: Literal["fourier", "paper"] = "fourier"
     """Ranker architecture (`policies.ranker`): fourier (positions as features) or paper (a table
     of positions)."""
     uniform_points: int = 16

@@ -35,7 +35,14 @@ def open_store(config: TrainConfig, recipe: Recipe) -> TrainingData:
     heads = config.heads_of(reader.geometry)
     if config.heads is not None:
         reader = TraceReader(path, heads=slice(heads.start, heads.stop))
-    check_store(reader)
+    if not reader.manifest.get("model", {}).get("id"):
+        raise StoreError(f"--traces {reader.path} does not say which model it is of")
+    planned, committed = reader.plan.sequences, len(reader.records())
+    if committed < planned:
+        raise StoreError(
+            f"--traces {reader.path} lacks {planned - committed} of {planned} sequences; "
+            "let kvp collect finish"
+        )
     stored = load_label(recipe.label).stored
     if stored is not None and stored not in reader.plan.labels:
         raise StoreError(
@@ -59,18 +66,6 @@ def open_store(config: TrainConfig, recipe: Recipe) -> TrainingData:
         "validation": len(validation),
     }
     return TrainingData(traces=reader, identity=identity, training=training, validation=validation)
-
-
-def check_store(reader: TraceReader) -> None:
-    """Raise StoreError unless a store is complete and names its model."""
-    if not reader.manifest.get("model", {}).get("id"):
-        raise StoreError(f"--traces {reader.path} does not say which model it is of")
-    planned, committed = reader.plan.sequences, len(reader.records())
-    if committed < planned:
-        raise StoreError(
-            f"--traces {reader.path} lacks {planned - committed} of {planned} sequences; "
-            "let kvp collect finish"
-        )
 
 
 def usable_records(reader: TraceReader, split: str, recipe: Recipe) -> list[SequenceRecord]:
