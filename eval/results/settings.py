@@ -74,11 +74,6 @@ class MethodSetting:
         return self.method, self.variant, self.policy
 
     @property
-    def group(self) -> str:
-        """Label of the policy without its training seed."""
-        return group_of(self.policy or "", self.policy_seed)
-
-    @property
     def _named(self) -> str:
         return f"{self.method}/{self.policy}" if self.policy else self.method
 

@@ -33,6 +33,7 @@ from eval.prepare import Evaluation, PreparedRun, prepare, too_small
 from eval.results.names import ROWS, SETTINGS, TABLE
 from eval.results.records import RecordFile, group_by, key_of
 from eval.results.sealing import seal
+from eval.results.settings import group_of
 from eval.results.stats import Unit, bootstrap_mean
 from eval.results.tuned_settings import FORMAT, ScoredSetting, TunedSettings
 from eval.run_folder import open_folder, write_manifest
@@ -65,7 +66,7 @@ def make_searches(config: TuneConfig) -> list[Search]:
 def _make_search(config: TuneConfig, spec: str, allocator_spec: str | None) -> Search:
     if spec == LEARNED:
         seeds = learned_methods(config.evaluation.policy_list)
-        if len({one.group for one in seeds}) > 1:
+        if len({group_of(str(one.policy), one.policy_seed) for one in seeds}) > 1:
             raise UsageError("--policies: tune policies that differ in more than their seed apart")
     else:
         seeds = [registered_method(spec, config.seed)]
