@@ -91,5 +91,5 @@ def _measured_facts(folder: Path, policy: Shard) -> dict[str, Any]:
         "allocator": None if allocator == UNIFORM else allocator,
         "commands": [command.replace("`", "'") for command in results.commands],
         "setup": f"{lacking} {results.describe_records(records)} {results.model_details}".lstrip(),
-        "tables": [tables.markdown(tables.every_setting(comparison)) for comparison in shown],
+        "tables": [tables.markdown(tables.make_full_table(comparison)) for comparison in shown],
     }

@@ -48,7 +48,7 @@ class Prompt:
     evidence: tuple[int, ...] = ()
     """Tokens of the prompt that spell its answers (`kvp.data.encode`)."""
     readable: bool = False
-    """Whether its records hold its question (`eval.results.names.READABLE`)."""
+    """Whether its records hold its question (`eval.results.names.READABLE_PROMPTS`)."""
 
     @property
     def forced(self) -> bool:
@@ -288,8 +288,7 @@ def select_for_methods(
     """Select the tokens of every method; methods with the same scorer share its scores."""
     tokens = start.tokens
     shrinking = [method for method in methods if method.shrinks(tokens)]
-    whole = (method for method in methods if not method.shrinks(tokens))
-    yield from ((method, all_tokens(start)) for method in whole)
+    yield from ((one, all_tokens(start)) for one in methods if not one.shrinks(tokens))
     for same in group_by(shrinking, lambda method: method.ranking).values():
         scorer = same[0].scorer
         assert scorer is not None, "the full cache keeps everything"

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eval.config import EvalConfig
 from eval.evaluate import Prompt
 from eval.methods import PROTECTIONS, Method, build_methods, check_geometries, protected_tokens
-from eval.results.names import QUERY_AGNOSTIC, READABLE
+from eval.results.names import QUERY_AGNOSTIC, READABLE_PROMPTS
 from eval.results.tuned_settings import TunedSettings
 from kvp.artifacts.files import raising_as
 from kvp.budgets import Budget
@@ -116,7 +116,7 @@ def load_task_prompts(
             Prompt(
                 task=sample.task, requested_as=name, sample=sample, encoded=encoded,
                 scored_by=task.score, evidence=evidence_tokens(sample, encoded, tokenizer),
-                readable=seen[sample.task] < READABLE,
+                readable=seen[sample.task] < READABLE_PROMPTS,
             )
         )  # fmt: skip
         seen[sample.task] += 1

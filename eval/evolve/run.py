@@ -39,7 +39,7 @@ from eval.evolve.search import (
 )
 from eval.methods import Method, file_digests, protected_tokens
 from eval.prepare import load_prompts, methods_of, read_model
-from eval.results.sealing import altered_part, seal
+from eval.results.sealing import describe_changes, seal
 from eval.results.stats import Floats, paired_difference
 from eval.run_folder import input_digests
 from eval.work import load_bench
@@ -125,7 +125,7 @@ def run(config: EvolveConfig) -> None:
     if config.policies:
         identity["policies"] = file_digests(config.evaluation.policy_list, ())
     with OutputFolder.claim(Path(config.out), SEARCH, identity) as folder:
-        whole = not altered_part(folder.local, folder.existing_marker or {})
+        whole = not describe_changes(folder.local, folder.existing_marker or {})
         if whole and (folder.local / BUDGET_FILE).exists():
             say(f"{folder.path} is finished; nothing to do")
         else:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from eval.results.comparison import Comparison
-from eval.results.names import READABLE
+from eval.results.names import READABLE_PROMPTS
 from eval.results.records import Record, group_by
 from eval.results.settings import MethodSetting
 from kvp.names import FULL
@@ -32,7 +32,7 @@ def pack_answers(comparisons: Sequence[Comparison]) -> tuple[str, str] | None:
     """The first prompts of every task, those set apart last, each method in its chosen setting.
 
     Returns a caption and JSON, a list of prompts (`_shown_prompt`); None without prompts. At most
-    `READABLE` prompts per task, fewer if they are more than `MOST_BYTES`.
+    `READABLE_PROMPTS` prompts per task, fewer if they are more than `MOST_BYTES`.
     """
     tasks = []
     for comparison in comparisons:
@@ -47,7 +47,7 @@ def pack_answers(comparisons: Sequence[Comparison]) -> tuple[str, str] | None:
                   for task in comparison.task_sort.tasks if task in by_task]  # fmt: skip
     if not tasks:
         return None
-    for count in (READABLE, READABLE // 2, READABLE // 4, 1):
+    for count in (READABLE_PROMPTS, READABLE_PROMPTS // 2, READABLE_PROMPTS // 4, 1):
         shown = [
             _shown_prompt(records)
             for prompts in tasks

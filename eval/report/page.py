@@ -139,7 +139,7 @@ def _view(data: PageData, comparison: Comparison, numbers: pandas.DataFrame) -> 
     picture = table = None
     if comparison.cells:
         picture = _picture(data, comparison, name, measure)
-        table = tables.some_settings(comparison, tables.main_settings(comparison))
+        table = tables.make_score_table(comparison, tables.choose_rows(comparison))
     return {
         "ident": name,
         "title": f"{measure}, {SEEN[comparison.protocol]}",
@@ -198,13 +198,13 @@ def _folded_tables(
     specs = comparison.budgets if len(comparison.task_sort.tasks) > 1 else ()
     few = len(comparison.settings) <= tables.FEW
     parts: dict[str, tuple[str, list[Table]]] = {
-        "costs": ("Bytes and seconds", [tables.costs_of_requests(timed)] if timed else []),
+        "costs": ("Bytes and seconds", [tables.make_cost_table(timed)] if timed else []),
         "differences": (
-            "Differences, paired by prompt", [*tables.difference_tables(comparison, numbers)],
+            "Differences, paired by prompt", [*tables.make_difference_tables(comparison, numbers)],
         ),
-        "tasks": ("Task by task", [tables.by_task(comparison, spec) for spec in specs]),
+        "tasks": ("Task by task", [tables.make_task_table(comparison, spec) for spec in specs]),
         "every": (
-            "Every setting of every method", [] if few else [tables.every_setting(comparison)],
+            "Every setting of every method", [] if few else [tables.make_full_table(comparison)],
         ),
     }  # fmt: skip
     return {name: part for name, part in parts.items() if part[1]}

@@ -52,20 +52,20 @@ def markdown(table: Table) -> str:
     return "\n".join([f"**{table.caption}**", "", head, rule, *body, ""])
 
 
-def main_settings(comparison: Comparison) -> Notes:
+def choose_rows(comparison: Comparison) -> Notes:
     """Settings of the first table, with notes: all if at most `FEW`, else the chosen ones."""
     chosen = comparison.choices
     wanted = comparison.settings if len(comparison.settings) <= FEW else chosen
     return {setting: chosen.get(setting, setting.details) for setting in wanted}
 
 
-def every_setting(comparison: Comparison) -> Table:
+def make_full_table(comparison: Comparison) -> Table:
     """The numbers of all presets and allocators, with and without protection."""
     every = {setting: setting.details for setting in comparison.settings}
-    return some_settings(comparison, every, ", every setting of every method")
+    return make_score_table(comparison, every, ", every setting of every method")
 
 
-def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Table:
+def make_score_table(comparison: Comparison, lines: Notes, which: str = "") -> Table:
     """The numbers of some settings, marked where they differ from those of the best null.
 
     With `which`, the words for these settings, the caption is complete, as for a model card.
@@ -116,7 +116,7 @@ def some_settings(comparison: Comparison, lines: Notes, which: str = "") -> Tabl
     )
 
 
-def by_task(comparison: Comparison, spec: str) -> Table:
+def make_task_table(comparison: Comparison, spec: str) -> Table:
     """The chosen settings at one budget, a column per task."""
     rows = {}
     for setting, note in comparison.choices.items():
@@ -134,7 +134,7 @@ def by_task(comparison: Comparison, spec: str) -> Table:
     )
 
 
-def difference_tables(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
+def make_difference_tables(comparison: Comparison, numbers: DataFrame) -> Iterator[Table]:
     """Paired differences of the settings shown to the full cache and to the first one of `best`,
     in points or nats of likelihood per token. `numbers` is `eval.results.frame.tidy`.
     """
@@ -165,7 +165,7 @@ def difference_tables(comparison: Comparison, numbers: DataFrame) -> Iterator[Ta
         )
 
 
-def costs_of_requests(timings: Sequence[Timing]) -> Table:
+def make_cost_table(timings: Sequence[Timing]) -> Table:
     """Bytes and seconds of one protocol per method and budget."""
 
     def share(value: float | None) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from eval.results.names import MANIFEST, NO_RESULTS, ROWS, TIMING
 from eval.results.records import KEY_FIELDS, SETTING_FIELDS, TIMING_KEY, key_of, read_records
-from eval.results.sealing import altered_part
+from eval.results.sealing import describe_changes
 from eval.results.settings import PolicyGroups, group_policies
 from eval.results.shapes import ResultsRow, TimingRow
 from eval.results.tuned_settings import TunedMethod, TunedSettings
@@ -40,7 +40,7 @@ class Results:
     """What kvp tune chose and the run took from `tuned:FILE`."""
     notes: tuple[str, ...]
     altered: str = ""
-    """How the files differ from what the last finished run left (`sealing.altered_part`)."""
+    """How the files differ from what the last finished run left (`sealing.describe_changes`)."""
 
     def setting(self, name: str) -> Any:  # noqa: ANN401
         """A setting of the run as its manifest records it, None where it does not."""
@@ -159,5 +159,5 @@ def load_results(folder: Path) -> Results:
             TunedSettings.from_json(settings, str(folder / MANIFEST))
             for settings in manifest.get("tuned", {}).values()
         ),
-        notes=tuple(notes), altered=altered_part(folder, manifest),
+        notes=tuple(notes), altered=describe_changes(folder, manifest),
     )  # fmt: skip

@@ -22,5 +22,5 @@ PROTOCOLS = (QUERY_AWARE, QUERY_AGNOSTIC)
 SEEN = {QUERY_AWARE: "question seen", QUERY_AGNOSTIC: "question not seen"}
 ORACLE = "oracle"
 """Method that ranks by the attention that the answer will pay."""
-READABLE = 8
+READABLE_PROMPTS = 8
 """Prompts of a task, the first ones, whose records also hold what people read."""

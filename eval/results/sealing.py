@@ -18,11 +18,11 @@ _SEALED = (*RECORDS, SETTINGS, TABLE, BUDGET_FILE)
 
 def seal(folder: Path) -> None:
     """Put the digests of the files into the manifest of a folder whose run ends."""
-    while altered_part(folder, manifest := read_sealed_json(folder / MANIFEST, ResultsError)):
+    while describe_changes(folder, manifest := read_sealed_json(folder / MANIFEST, ResultsError)):
         write_sealed_json(folder / MANIFEST, {**manifest, "files": _digests(folder)})
 
 
-def altered_part(folder: Path, manifest: Mapping[str, Any]) -> str:
+def describe_changes(folder: Path, manifest: Mapping[str, Any]) -> str:
     """How files differ from the digests of the last finished run, in words; "" if they do not."""
     files, digests = manifest.get("files"), _digests(folder)
     if not isinstance(files, dict) or not files:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, TypeAdapter
 
 from eval.results.names import MANIFEST, SETTINGS
-from eval.results.sealing import altered_part
+from eval.results.sealing import describe_changes
 from eval.results.settings import MethodSetting
 from kvp.artifacts.files import raising_as
 from kvp.artifacts.manifest import Format, read_sealed_json
@@ -99,7 +99,7 @@ def load_settings(name: str | Path) -> TunedSettings:
         raise ResultsError(f"tuned:{path}: there is no such file or folder; kvp tune writes one")
     if (path / MANIFEST).exists():  # a folder of kvp tune; a single file has no manifest to check
         manifest = read_sealed_json(path / MANIFEST, ResultsError)
-        if lacking := altered_part(path, manifest):
+        if lacking := describe_changes(path, manifest):
             raise ResultsError(f"tuned:{path}: {lacking}; repeat its kvp tune command")
     path = path / SETTINGS if path.is_dir() else path
     return TunedSettings.from_json(FORMAT.read(path, ResultsError), str(path), str(name))

@@ -98,12 +98,12 @@ def test_the_prompts_shown_never_choose_the_setting():
 def test_the_first_table_has_every_setting_where_they_are_few(monkeypatch):
     comparison = compare_answers()
     chosen = comparison.choices
-    shown = tables.main_settings(comparison)
+    shown = tables.choose_rows(comparison)
     assert [*shown] == [*comparison.settings]
     assert len(shown) > len(chosen)
     assert chosen.items() <= shown.items()
     monkeypatch.setattr(tables, "FEW", 1)
-    assert tables.main_settings(comparison) == chosen
+    assert tables.choose_rows(comparison) == chosen
 
 
 def test_self_sized_methods_are_families():
@@ -115,7 +115,7 @@ def test_self_sized_methods_are_families():
     comparison = compare_answers([*answer_records(), *own])
     (note,) = (note for setting, note in comparison.choices.items() if setting.self_sized)
     assert note == "protected"
-    table = tables.some_settings(comparison, comparison.choices)
+    table = tables.make_score_table(comparison, comparison.choices)
     assert table.header[-1] == "own size"
     (cell,) = (row[-1] for row in table.rows if row[-1] != tables.NOTHING)
     assert cell.endswith("\nat 40.0 % (6)")
@@ -123,7 +123,7 @@ def test_self_sized_methods_are_families():
 
 def test_differences_are_paired_and_stars_explained():
     comparison = compare_answers()
-    shown = tables.some_settings(comparison, comparison.choices)
+    shown = tables.make_score_table(comparison, comparison.choices)
     assert _texts(shown, 1)["knorm"] == "25.0"
     # those of oracle, kvp, knorm and snapkv to random, at two budgets
     assert shown.caption == (
@@ -131,22 +131,23 @@ def test_differences_are_paired_and_stars_explained():
         "null, † below it (paired by prompt, Holm's correction for 8 differences)."
     )
     assert {"kvp", "snapkv"} <= {head for head, *_ in shown.rows}
-    every = tables.every_setting(comparison).caption  # of a model card, say
+    every = tables.make_full_table(comparison).caption  # of a model card, say
     assert every.endswith(
         ". * above the best null with the same protection, † below it (paired by prompt, Holm's "
         "correction for 8 differences)."
     )
     assert "; toy, 4 prompts of one, two, at most 20 tokens, test split, seed 0; policies" in every
     bare = compare_answers([one for one in comparison.records if not one["protected"]])
-    assert "compression; no token protected. No null was run" in tables.every_setting(bare).caption
-    minus_full, minus_kvp = tables.difference_tables(comparison, tidy(comparison))
+    unprotected = tables.make_full_table(bare).caption
+    assert "compression; no token protected. No null was run" in unprotected
+    minus_full, minus_kvp = tables.make_difference_tables(comparison, tidy(comparison))
     assert _texts(minus_full, 1)["kvp"] == "-25.0"
     # per prompt 1 - 1, 0 - 0.5, 0 - 0.5, 0 - 1
     against = _texts(minus_kvp, 1)
     assert {name: text.removesuffix(" *") for name, text in against.items()} == {
         "oracle": "+0.0", "knorm": "-50.0", "random": "-75.0", "snapkv": "+25.0",
     }  # fmt: skip
-    by_task = tables.by_task(comparison, "25%")
+    by_task = tables.make_task_table(comparison, "25%")
     assert by_task.header == ("method", "one", "two")
     assert _texts(by_task, 2)["knorm"] == "0.0"
 
@@ -158,7 +159,7 @@ def test_many_prompts_resolve_a_difference():
         for number in range(60)
         for method, score in scores.items()
     ]
-    table = tables.every_setting(compare_answers(records))
+    table = tables.make_full_table(compare_answers(records))
     assert _texts(table, 1) == {"snapkv": "100.0 *", "knorm": "0.0 †", "random": "50.0"}
 
 
@@ -247,7 +248,7 @@ def test_seconds_and_bytes_are_ratios_to_the_full_cache():
     assert found.bytes_to_full is None
     for record in timing:
         record["by_prompt"] = {name: times[:5] for name, times in record["by_prompt"].items()}
-    table = tables.costs_of_requests(summarise_timings(timing, {None: ""}))
+    table = tables.make_cost_table(summarise_timings(timing, {None: ""}))
     assert "Seconds are left out: 5 prompts were timed, 6 are the least." in table.caption
     assert table.header[4:] == ["readings of the prompt"]
 
