@@ -88,25 +88,37 @@ def labelled_policy(given: str) -> tuple[str, str]:
     return ("", given) if Path(given).exists() else (label, name)
 
 
+def policy_kind(name: str) -> Literal["address", "path", "bundled", "hub"] | None:
+    """What the name of a policy is, the first of these that it can be; None: no policy's name."""
+    if is_address(name):
+        return "address"
+    if Path(name).exists():
+        return "path"
+    if name in POLICIES:
+        return "bundled"
+    hub = HubName.parse(name) is not None and not is_path(name) and split_method(name)[1] is None
+    return "hub" if hub else None
+
+
 def check_policy(name: str, flag: str = "") -> None:
     """Raise PolicyError, which begins with `flag`, on a policy that cannot exist."""
-    there = is_address(name) or Path(name).exists() or name in POLICIES
-    if not there and split_method(name)[1] is not None:
+    if policy_kind(name) is not None:
+        return
+    if split_method(name)[1] is not None:
         raise PolicyError(
             f"{flag}{name!r} names an allocator, too: name the policy alone here, the allocator in "
             "evicting(...) or as POLICY+ALLOCATOR in --methods"
         )
-    if not there and split_specification(name)[0] in SCORER_NAMES:
+    if split_specification(name)[0] in SCORER_NAMES:
         raise PolicyError(
             f"{flag}{name!r} is a method, not a policy: give it to --method (kvp compress), "
             "--methods (kvp eval) or make_scorer"
         )
-    if not there and (HubName.parse(name) is None or is_path(name)):
-        raise PolicyError(
-            f"{flag}there is no folder {name!r}{folder_meant(name, POLICIES, POLICY_FILE)}: a "
-            f"policy is a folder that kvp train made, {', '.join(POLICIES)} (bundled), "
-            "org/name[@revision] on the hub or an address (s3://bucket/folder)"
-        )
+    raise PolicyError(
+        f"{flag}there is no folder {name!r}{folder_meant(name, POLICIES, POLICY_FILE)}: a "
+        f"policy is a folder that kvp train made, {', '.join(POLICIES)} (bundled), "
+        "org/name[@revision] on the hub or an address (s3://bucket/folder)"
+    )
 
 
 def check_methods(specs: Iterable[str], flag: str, others: Sequence[str] = OTHER_METHODS) -> None:

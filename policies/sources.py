@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvp import nano
+from kvp import names, nano
 from kvp.artifacts.addresses import Place, is_address, place
 from kvp.artifacts.files import cache_folder, copy_files, digest_json, raising_as
 from kvp.artifacts.manifest import read_sealed_json
 from kvp.errors import PolicyError
 from kvp.hub import HubName, download
-from kvp.names import NANO, POLICY_FILE, QWEN, QWEN_1_5B, SMOLLM2, SMOLLM2_KV, check_policy
+from kvp.names import POLICY_FILE, check_policy, policy_kind
 
 INDEX = POLICY_FILE
 """File that makes a folder a policy."""
@@ -19,8 +19,9 @@ PATTERNS = (INDEX, "layer_*_head_*.safetensors")
 """Files of a policy as the hub's client matches them: nothing else is fetched."""
 _HERE = Path(__file__).parent
 BUNDLED = {
-    NANO: nano.path() / "policy", SMOLLM2: _HERE / "smollm2", SMOLLM2_KV: _HERE / "smollm2_kv",
-    QWEN: _HERE / "qwen2_5_coder", QWEN_1_5B: _HERE / "qwen2_5_coder_1_5b",
+    names.NANO: nano.path() / "policy",
+    names.SMOLLM2: _HERE / "smollm2", names.SMOLLM2_KV: _HERE / "smollm2_kv",
+    names.QWEN: _HERE / "qwen2_5_coder", names.QWEN_1_5B: _HERE / "qwen2_5_coder_1_5b",
 }  # fmt: skip
 """Policies in the wheel, by name, of the models that kvp brings policies of."""
 
@@ -55,11 +56,11 @@ def find_policy(name: str | Path) -> PolicySource:
     `org/name@revision` a repository of the hub, which is downloaded unless it is in the cache, as
     is a policy at an address of an object store. Raises PolicyError where there is none.
     """
-    if isinstance(name, str) and is_address(name):
-        return PolicySource(name=name, folder=_fetch_policy(place(name)))
-    if isinstance(name, Path) or Path(name).exists():
+    if isinstance(name, Path) or (kind := policy_kind(name)) == "path":
         return PolicySource(name=str(name), folder=Path(name))
-    if name in BUNDLED:
+    if kind == "address":
+        return PolicySource(name=name, folder=_fetch_policy(place(name)))
+    if kind == "bundled":
         return PolicySource(name=name, folder=BUNDLED[name])
     check_policy(name)
     hub_name = HubName.parse(name)
@@ -77,9 +78,9 @@ def _fetch_policy(address: Place) -> Path:
     folder = cache_folder() / "policies" / digest_json(index)
     if not (folder / INDEX).exists():
         with raising_as(address / INDEX, PolicyError):
-            names = [name for name in index["files"] if "/" not in name and name != INDEX]
-        copy_files(address, folder, names)
-        if missing := [name for name in sorted(names) if not (folder / name).exists()]:
+            head_files = [name for name in index["files"] if "/" not in name and name != INDEX]
+        copy_files(address, folder, head_files)
+        if missing := [name for name in sorted(head_files) if not (folder / name).exists()]:
             raise PolicyError(f"{address / missing[0]} is missing: copy or export the policy again")
         copy_files(address, folder, [INDEX])
     return folder
