@@ -1,16 +1,17 @@
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from eval.config import EvalConfig
-from eval.method_listing import needs_in_words
+from eval.method_listing import PLAIN, needs_in_words
 from eval.method_listing import run as print_methods
 from eval.methods import build_methods, method_of, policy_sources
 from eval.prepare import methods_of
 from eval.tune.config import TuneConfig
 from kvp.errors import PolicyError, UsageError
+from kvp.hf.scorer_inputs import whole_prompt_input
 from kvp.program.settings import Group
 from kvp.scoring import ALL_QUERIES, AUTO_GROUP, Needs, Noise, Reconstruction
 from policies import make_scorer, split_method
@@ -97,6 +98,14 @@ def test_lists_name_everything_with_what_it_reads_and_costs(capsys):
 )  # fmt: skip
 def test_needs_are_put_in_words(needs, words):
     assert needs_in_words(needs) == words
+
+
+def test_no_need_is_forgotten():
+    each = {item.name: Needs(**{item.name: 1}) for item in fields(Needs)}
+    unsaid = [name for name, needs in each.items() if needs_in_words(needs) == PLAIN]
+    assert unsaid == ["budget", "layer_group"]
+    anytime = [name for name, needs in each.items() if not whole_prompt_input(needs)]
+    assert anytime == ["queries", "future", "every_state", "question", "budget", "layer_group"]
 
 
 def test_nulls_stand_for_all_of_them_drawn_by_the_seed_of_the_run():
