@@ -91,8 +91,8 @@ def received_attention(
     check_queries(queries, keys, start, stop, block, weights)
     of_query = None if weights is None else weights.to(keys.device, torch.float32)
     group, length, width = queries.shape[-3:]
-    every_query = queries.reshape(-1, group, length, width)
-    every_key = keys.reshape(-1, length, width)
+    every_query = queries.reshape(keys.shape[:-2].numel(), group, length, width)
+    every_key = keys.reshape(len(every_query), length, width)
     result = keys.new_zeros(len(every_key), tokens, dtype=torch.float32)
     per_query = group * max(stop, 1)
     block = max(1, min(block, TILE // per_query))

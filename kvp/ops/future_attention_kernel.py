@@ -42,8 +42,8 @@ def received_attention(
         block = 32 if keys.dtype == torch.float32 else 64
     check_queries(queries, keys, start, stop, block, weights)
     group, length, width = queries.shape[-3:]
-    flat_queries = queries.reshape(-1, group, length, width).contiguous()
-    flat_keys = keys.reshape(-1, length, width).contiguous()
+    flat_queries = queries.reshape(keys.shape[:-2].numel(), group, length, width).contiguous()
+    flat_keys = keys.reshape(len(flat_queries), length, width).contiguous()
     heads, count = len(flat_keys), stop - start
     result = keys.new_zeros(heads, tokens, dtype=torch.float32)
     if not heads or not count or not tokens:

@@ -76,6 +76,7 @@ def test_leading_axes_are_independent(monkeypatch, tile):
             q, k = queries[layer, head], keys[layer, head]
             torch.testing.assert_close(future[layer, head], received_attention(q, k, 11, 19, 11))
     assert future_attention(queries[:0], keys[:0], 11).shape == (0, 3, 11)
+    assert future_attention(queries[..., :0, :], keys[..., :0, :], 0).shape == (2, 3, 0)
 
 
 def test_padding_and_past_queries_are_never_read():

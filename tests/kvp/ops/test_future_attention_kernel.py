@@ -85,6 +85,7 @@ def test_leading_axes_and_the_default_block():
     assert result.shape == (2, 2, 5)
     torch.testing.assert_close(result, defined(queries, keys, 5, 66, 5))
     assert received_attention(queries[:0], keys[:0], 5, 40, 40).shape == (0, 2, 40)
+    assert received_attention(queries[..., :0, :], keys[..., :0, :], 0, 0, 0).shape == (2, 2, 0)
 
 
 def test_transposed_inputs_and_other_precisions():
