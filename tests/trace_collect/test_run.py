@@ -9,7 +9,8 @@ import torch
 from kvp.hf import load_model, observe
 from kvp.hf.model_access import known_output_gram
 from kvp.hf.scorer_inputs import ScorerInputs
-from kvp.hf.trace import RecordingSettings, collect_all
+from kvp.hf.trace import LABEL_PASSES, RecordingSettings, collect_all
+from kvp.names import STORED_LABELS
 from kvp.scoring import Reconstruction
 from kvp.store import TraceReader
 from trace_collect.config import CollectConfig
@@ -124,6 +125,7 @@ def test_labels_are_the_scorer_inputs_of_the_prompt(run, model_folder, tmp_path,
     assert f"about {tokens * 4 * 4 * 34 / 1000:.1f} kB" in output
     reader = TraceReader(tmp_path / "out")
     assert reader.plan.labels == ("kvzip", "kvzip_plus")
+    assert set(LABEL_PASSES) == set(STORED_LABELS)
     record = reader.record(1)
     model, tokenizer = load_model(str(model_folder))
     ids = torch.tensor([record.token_ids[: record.prompt_length]])
