@@ -26,7 +26,7 @@ from kvp.data.task import Sample
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, Prefill, observe, prefill
 from kvp.hf.decoding import decode_greedily, end_tokens, next_logits
-from kvp.hf.shrink import Choice, all_tokens, choose, gather
+from kvp.hf.shrink import Choice, all_tokens, gather, score_and_select
 from kvp.ops.future_attention import future_attention
 from kvp.plugins import user_errors
 from kvp.ranking import EMPTY_SLOT
@@ -293,7 +293,7 @@ def select_for_methods(
         scorer = same[0].scorer
         assert scorer is not None, "the full cache keeps everything"
         choices = [Choice(one.tokens(tokens), one.protection, one.allocator_object) for one in same]
-        for number, (kept,) in choose(start, scorer, choices, future):
+        for number, (kept,) in score_and_select(start, scorer, choices, future):
             yield same[number], kept
 
 

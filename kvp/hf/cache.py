@@ -39,7 +39,7 @@ PADDING, UNKNOWN = -1, -2
 class PromptState:
     """Lengths of the latest prompt, and where the cache was last shrunk."""
 
-    prompts: tuple[int, ...]
+    prompt_tokens: tuple[int, ...]
     """Tokens of each batch entry up to the end of the prompt, earlier turns included."""
     shrunk_at: int
     """Tokens the cache had seen when it was shrunk the last time."""
@@ -129,7 +129,7 @@ class EvictingCache(Cache):
             )
 
     def add_ids(self, fed: Tensor, real: Tensor) -> None:
-        """Note the tokens of a pass, ids [B, T]; `real` as of `columns`."""
+        """Note the tokens of a pass, ids [B, T]; `real` as of `mark_tokens`."""
         held = real.new_empty(len(real), 0) if self.ids is None else self.ids.to(real.device)
         new, ids = real[:, held.shape[1] :], fed.long()
         if ids.shape != new.shape:
@@ -156,10 +156,10 @@ class EvictingCache(Cache):
             f"input_ids, with an attention_mask for all, as torch.ones({rows}, {seen + tokens})"
         )
 
-    def columns(self, mask: Tensor | None, rows: int, tokens: int) -> Tensor:
-        """Which of N columns seen and T to be fed are tokens, not padding: [B, N + T] bool.
+    def mark_tokens(self, mask: Tensor | None, rows: int, tokens: int) -> Tensor:
+        """True for tokens, False for padding, of N columns seen and T fed next: [B, N + T] bool.
 
-        `mask` is of the T columns or of all, None without padding among the T. Raises UsageError
+        `mask` is of the T columns or of all; with None the T are all tokens. Raises UsageError
         where it has another shape, or shows the columns seen otherwise than they were read.
         """
         seen, held = self.get_seq_length(), self.ids
@@ -279,8 +279,9 @@ class EvictingCache(Cache):
             if self.recorder is not None:
                 self.recorder.take(indices)
             if self.prompt_state is not None:
-                prompts = tuple(self.prompt_state.prompts[entry] for entry in indices.tolist())
-                self.prompt_state = replace(self.prompt_state, prompts=prompts)
+                counts = self.prompt_state.prompt_tokens
+                chosen = tuple(counts[entry] for entry in indices.tolist())
+                self.prompt_state = replace(self.prompt_state, prompt_tokens=chosen)
             if self.ids is not None:
                 self.ids = self.ids[indices.to(self.ids.device)]
 

@@ -8,7 +8,7 @@ Inside a block every forward pass of the model gets an `EvictingCache` and is fo
 Passes of `generate` up to the end of its prompt, and others of several tokens, are a prompt, a
 piece of one or a further turn, and eviction follows them; all others are an answer, and eviction
 follows every `every` of its tokens, or never. Which tokens are new is told by the ids, mask and
-positions of a call together (`EvictingCache.columns`, `check_begins`). `kvp.hf.calls` decides
+positions of a call together (`EvictingCache.mark_tokens`, `check_begins`). `kvp.hf.calls` decides
 which calls go to a block.
 """
 
@@ -245,7 +245,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
             return 1
         rows, tokens = _shape(fed)
         if not isinstance(cache, Cache) or not cache.get_seq_length():
-            EvictingCache().columns(mask, rows, tokens)
+            EvictingCache().mark_tokens(mask, rows, tokens)
             return tokens
         cache = self._adopt_cache(cache)
         stop = int(cache.get_seq_length()) + tokens
@@ -283,7 +283,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
             check_mode(model)
         cache.check_rows(rows)
         seen = cache.get_seq_length()
-        real = cache.columns(kwargs.get("attention_mask"), rows, tokens).to(fed.device)
+        real = cache.mark_tokens(kwargs.get("attention_mask"), rows, tokens).to(fed.device)
         self._set_mask_and_positions(kwargs, real, seen)
         kwargs |= {"past_key_values": cache, "use_cache": True}
         if seen and real.shape[1] == call.stop and not bool(real[:, -1].all()):
@@ -384,8 +384,8 @@ class EvictingBlock(AbstractContextManager[Kept]):
             state = cache.prompt_state = _prompt_state(cache)
         elif self.every is None or state is None or read < state.shrunk_at + self.every:
             return
-        prompts = state.prompts
-        budgets = [budget_tokens(rule.budget, length, rule.protection) for length in prompts]
+        counts = state.prompt_tokens
+        budgets = [budget_tokens(rule.budget, tokens, rule.protection) for tokens in counts]
         if step.padding is not None:
             shrink(
                 self.model, Prefill.of(cache, step.hidden), rule,
@@ -393,7 +393,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
                 tokenizer=self.tokenizer,
             )  # fmt: skip
         else:
-            shrink_again(cache, rule, budgets, [0] * cache.batch if step.is_prompt else prompts)
+            shrink_again(cache, rule, budgets, [0] * cache.batch if step.is_prompt else counts)
             cache.prompt_state = replace(state, shrunk_at=cache.get_seq_length())
         if self.every is None:
             cache.recorder = None
@@ -408,4 +408,4 @@ def _shape(fed: Tensor) -> tuple[int, int]:
 
 
 def _prompt_state(cache: EvictingCache) -> PromptState:
-    return PromptState(prompts=tuple(cache.lengths), shrunk_at=cache.get_seq_length())
+    return PromptState(prompt_tokens=tuple(cache.lengths), shrunk_at=cache.get_seq_length())

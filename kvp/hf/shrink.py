@@ -1,8 +1,8 @@
 """Which tokens a cache keeps: views to scores, scores to counts, counts to tokens.
 
-One prefill makes many caches: `choose` scores it once for all budgets and allocators of a method,
-`gather` makes a cache of the tokens chosen, `shrink` shrinks the cache of the prefill. Prompts
-without padding are scored together, padded ones one at a time, so that views hold no padding.
+One prefill makes many caches: `score_and_select` scores it once for all budgets and allocators of a
+method, `gather` makes a cache of the tokens that stay, `shrink` shrinks the cache of the prefill.
+Prompts without padding are scored together, padded ones one at a time: views hold no padding.
 
 A cache that has been shrunk before is ranked by scores of what it still holds (`shrink_again`).
 Heads hold different tokens by then, so views carry positions per head; where heads hold different
@@ -89,7 +89,7 @@ def shrink(
         chosen = [all_tokens(part)] * part.keys[0].shape[0]
         if rule.allocator is not None or budget < part.tokens:
             choice = Choice(budget, rule.protection, rule.allocator)
-            ((_, chosen),) = choose(part, rule.scorer, [choice])
+            ((_, chosen),) = score_and_select(part, rule.scorer, [choice])
         for tokens in chosen:
             kept.append(torch.where(tokens == EMPTY_SLOT, tokens, tokens + pad))
     if all(tokens.shape[-1] == columns and bool((tokens != EMPTY_SLOT).all()) for tokens in kept):
@@ -111,7 +111,7 @@ class Choice(NamedTuple):
 
 
 @torch.no_grad()
-def choose(
+def score_and_select(
     prefill: Prefill,
     scorer: Scorer,
     choices: Sequence[Choice],
@@ -128,13 +128,13 @@ def choose(
         scores = score_layers(scorer, views)
         device = scores[0].device  # layers may lie on several devices
         prompts = torch.stack([layer.to(device) for layer in scores], dim=1)  # [B, L, H, N]
-        rankings: dict[Protection, list[Selection]] = {}
+        selections: dict[Protection, list[Selection]] = {}
         for number, (budget, protection, allocator) in enumerate(choices):
             if budget not in budgets:
                 continue
-            if protection not in rankings:
-                rankings[protection] = [Selection(prompt, protection, sizes) for prompt in prompts]
-            yield number, [ranking.tokens(budget, allocator) for ranking in rankings[protection]]
+            if protection not in selections:
+                selections[protection] = [Selection(one, protection, sizes) for one in prompts]
+            yield number, [one.tokens(budget, allocator) for one in selections[protection]]
 
 
 def all_tokens(prefill: Prefill) -> Tensor:
@@ -144,13 +144,13 @@ def all_tokens(prefill: Prefill) -> Tensor:
 
 
 def gather(prefill: Prefill, kept: Sequence[Tensor]) -> EvictingCache:
-    """One prompt's cache with an entry for each choice of tokens, [L, H, S] as of `Selection`."""
+    """One prompt's cache, with an entry for each [L, H, S] of `kept`, as of `Selection.tokens`."""
     tokens, device = prefill.tokens, prefill.keys[0].device
-    moved = [choice.to(device) for choice in kept]
+    moved = [entry.to(device) for entry in kept]
     return EvictingCache.gather(
         [keys[:, :, :tokens] for keys in prefill.keys],
         [values[:, :, :tokens] for values in prefill.values],
-        [_stack_prompts([choice[layer] for choice in moved]) for layer in range(len(prefill.keys))],
+        [_stack_prompts([entry[layer] for entry in moved]) for layer in range(len(prefill.keys))],
         seen=tokens,
         untouched=prefill.untouched_before_fed_again,
     )
@@ -175,18 +175,18 @@ def check_repeatable(rule: EvictionRule) -> None:
 
 
 def shrink_again(
-    cache: EvictingCache, rule: EvictionRule, budgets: Sequence[int], prompts: Sequence[int]
+    cache: EvictingCache, rule: EvictionRule, budgets: Sequence[int], prompt_tokens: Sequence[int]
 ) -> None:
     """Shrink `cache` in place to `budgets`, tokens per KV head of each batch entry.
 
-    `prompts` are the tokens of each entry's prompt (`View.prompt_tokens`). Queries are those that
+    `prompt_tokens` are those of `View`, of each entry. Queries are those that
     `cache.recorder` holds, of the latest tokens. `rule` has passed `check_repeatable`. Raises
     UsageError as `kvp.ranking.Selection.tokens`.
     """
     queries = () if cache.recorder is None else cache.recorder.queries
     stored = [(index, *layer.slots, layer.positions) for index, layer in cache.stored.items()]
     kept = []
-    for entry, (budget, prompt) in enumerate(zip(budgets, prompts, strict=True)):
+    for entry, (budget, prompt) in enumerate(zip(budgets, prompt_tokens, strict=True)):
         entry_queries: list[Tensor | None] = [None] * len(stored)
         if queries:  # [Q, W, D] of each layer, without those of padding
             ours = [layer[entry] for layer in queries]
@@ -195,7 +195,7 @@ def shrink_again(
             _Layer(index, keys[entry], values[entry], positions[entry], latest)
             for (index, keys, values, positions), latest in zip(stored, entry_queries, strict=True)
         ]
-        kept.append(_slots_kept(layers, rule, budget, prompt))
+        kept.append(_select_slots(layers, rule, budget, prompt))
     chosen = [_stack_prompts([slots[number] for slots in kept]) for number in range(len(stored))]
     if all(
         indices.shape[2] == layer.positions.shape[2] and not bool((indices == EMPTY_SLOT).any())
@@ -227,7 +227,9 @@ class _Layer:
         """The slots of every head that hold a token, in order."""
         return [present.nonzero()[:, 0] for present in self.positions < EMPTY]
 
-    def views(self, needs: Needs, budget: int, prompt: int) -> Iterator[tuple[slice, Tensor, View]]:
+    def views(
+        self, needs: Needs, budget: int, prompt_tokens: int
+    ) -> Iterator[tuple[slice, Tensor, View]]:
         """One view of all heads where they hold equally many tokens, else one of each head.
 
         With it the heads that it shows, and the slots [h, N] int64 where its scores belong.
@@ -248,8 +250,8 @@ class _Layer:
                 queries = head_queries[None, :, max(head_queries.shape[1] - window, 0) :]
             view = View(
                 layer=self.index, heads=heads, positions=positions[None], queries=queries,
-                keys=self.keys[heads].gather(1, wide)[None], budget=budget, prompt_tokens=prompt,
-                values=self.values[heads].gather(1, wide)[None],
+                keys=self.keys[heads].gather(1, wide)[None], budget=budget,
+                values=self.values[heads].gather(1, wide)[None], prompt_tokens=prompt_tokens,
             )  # fmt: skip
             yield heads, taken, view
 
@@ -267,8 +269,8 @@ def _count_latest(positions: Tensor, wanted: int) -> int:
     return run if wanted == ALL_QUERIES else min(run, wanted)
 
 
-def _slots_kept(
-    layers: Sequence[_Layer], rule: EvictionRule, budget: int, prompt: int
+def _select_slots(
+    layers: Sequence[_Layer], rule: EvictionRule, budget: int, prompt_tokens: int
 ) -> list[Tensor]:
     """Slots of one batch entry that stay: per layer [H, S] int64, `EMPTY_SLOT` after the last."""
     if isinstance(rule.allocator, Pooling):
@@ -292,7 +294,7 @@ def _slots_kept(
     parts = [
         (layer_scores, *part)
         for layer, layer_scores in zip(layers, scores, strict=True)
-        for part in layer.views(rule.scorer.needs, budget, prompt)
+        for part in layer.views(rule.scorer.needs, budget, prompt_tokens)
     ]
     scored = _score_views(rule.scorer, [view for *_, view in parts], len(layers))
     for (layer_scores, heads, part_slots, _), part_scores in zip(parts, scored, strict=True):

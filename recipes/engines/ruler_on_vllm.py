@@ -39,7 +39,7 @@ from kvp.data.tasks import build_samples, find_task
 from kvp.hf.attention import kvp_attention_set
 from kvp.hf.contexts import context_of, load_context
 from kvp.hf.prefill import prefill
-from kvp.hf.shrink import Choice, choose, gather
+from kvp.hf.shrink import Choice, gather, score_and_select
 from kvp.names import split_list
 from kvp.ranking import Protection
 from kvp.vllm.plugin import configured_method
@@ -108,7 +108,7 @@ class Both:
         with kvp_attention_set(self.model):
             seen = prefill(self.model, feed, scorer.needs, tokenizer=self.tokenizer)
         made = {}
-        for number, kept in choose(seen, scorer, choices):
+        for number, kept in score_and_select(seen, scorer, choices):
             made[number] = context_of(
                 gather(seen, kept), self.model, self.tokenizer, ids,
                 policy=getattr(scorer, "label", scorer.name), budget=budgets[number],

@@ -348,16 +348,12 @@ def combined(request, conversation, assert_row_masked):
 class ByContent:
     """Scores from keys, values and the last queries, different in every layer and head."""
 
+    name = "by_content"
+
     def __init__(self, queries=3):
         self.needs = Needs(queries=queries)
-        self.views = []
-
-    @property
-    def name(self):
-        return "by_content"
 
     def score(self, view):
-        self.views.append(view)
         batch, heads, _, head_dim = view.keys.shape
         grouped = view.queries.float().reshape(batch, heads, -1, view.queries.shape[2], head_dim)
         attention = torch.einsum("bhgwd,bhnd->bhgwn", grouped, view.keys.float())
@@ -415,7 +411,7 @@ class Uneven:
 
 @pytest.fixture
 def uneven():
-    """An allocator of two heads."""
+    """Makes an allocator of two heads, `uneven(by)`."""
     return Uneven
 
 
@@ -430,13 +426,13 @@ def uninitialised_memory_is_nan():
 
 @pytest.fixture
 def by_content():
-    """A scorer that reads queries."""
+    """Makes a scorer that reads queries, `by_content(queries)`."""
     return ByContent
 
 
 @pytest.fixture
 def fixed():
-    """A scorer whose choice a test can recompute."""
+    """Makes a scorer whose choice a test can recompute, `fixed(tokens)`."""
     return Fixed
 
 

@@ -147,12 +147,12 @@ def test_an_allocator_runs_at_any_budget(qwen, prompt, fixed):
 
 
 def test_sizes_of_a_scorer_reach_the_allocator(qwen, prompt, fixed, uneven):
-    class Sized(fixed):  # type: ignore[misc]
-        def sizes(self, scores):
-            assert int(scores.isinf().sum()) == scores[..., 0].numel() * 20  # 4 + 16 are protected
-            return (scores > 0.5).sum(-1)
+    def sizes_of(scores):
+        assert int(scores.isinf().sum()) == scores[..., 0].numel() * 20  # 4 + 16 are protected
+        return (scores > 0.5).sum(-1)
 
-    scorer, allocator = Sized(30), uneven()
+    scorer, allocator = fixed(30), uneven()
+    scorer.sizes = sizes_of
     prefill_and_evict(qwen, prompt(30), scorer, 22, allocator=allocator)
     sizes = allocator.requests[0].sizes
     wanted = scorer.scores > 0.5
