@@ -223,7 +223,7 @@ def _eager_attention(
     """Logits and sums in the dtype of `query`, softmax in float32: [B, T, Q, D].
 
     Keys and values [B, H, S, D], visible [B, H or 1, T or 1, S] bool (None: all). `softcap` bounds
-    logits x to softcap * tanh(x / softcap); `s_aux` [Q] floats are the logits of one slot more per
+    logits x to softcap * tanh(x / softcap); `s_aux` [Q] floats are the logits of an extra slot per
     query head, whose value is zero. A query that sees no slot gets zeros.
     """
     group = query.shape[1] // keys.shape[1]
@@ -284,7 +284,7 @@ def share_change(
 
 @share_change
 def kvp_attention_set(model: PreTrainedModel) -> Undo | None:
-    """Set kvp's attention on `model`; the former one is back after the last open block."""
+    """Set kvp's attention on `model`; the former one returns after the last open block."""
     before = model.config._attn_implementation
     if before == ATTENTION:
         return None

@@ -120,7 +120,7 @@ class EvictingCache(Cache):
         return fork
 
     def check_rows(self, rows: int) -> None:
-        """UsageError unless a pass over so many rows may begin, and as `refuse_unfinished`."""
+        """Raise UsageError unless a pass over `rows` rows may begin, and as `refuse_unfinished`."""
         self.refuse_unfinished()
         if self.batch not in (rows, 0):
             raise UsageError(
@@ -184,7 +184,7 @@ class EvictingCache(Cache):
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """A change of all layers, after which none is whole if it does not reach its end."""
+        """A change of all layers; one that does not reach its end leaves the cache unfinished."""
         self.begun_at = -1
         yield
         self.begun_at = None
@@ -210,7 +210,7 @@ class EvictingCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor] | tuple[StoredKeys, StoredKeys]:
-        """Append [B, H, T, D]; returns a handle of kvp's own layers, keys and values of others."""
+        """Append [B, H, T, D]; give a handle for kvp's own layers, keys and values for others."""
         while len(self.layers) <= layer_idx:
             self.layers.append(EvictingLayer())
         top = next(layer for layer in self.layers if isinstance(layer, EvictingLayer))

@@ -282,7 +282,7 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
 
     `keys` and `values` [M, D] are the flat part, what an eviction kept: entry after entry, head
     after head, token after token, with lengths [B, H]; absent tokens take no memory. Tokens fed
-    afterwards are as many in every head and lie in the dense tail, which is the storage.
+    afterwards are equally many in every head and lie in the dense tail, which is the storage.
     """
 
     _layout: RaggedLayout
@@ -295,7 +295,7 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
 
     @property
     def positions(self) -> Tensor:
-        """As of `EvictingLayer`; slots are those of the longest flat head, then the tail."""
+        """As in `EvictingLayer`; slots are those of the longest flat head, then the tail."""
         present = self._present_slots()  # [B, H, longest]
         flat = torch.full(present.shape, EMPTY, device=present.device)
         flat[present] = self._flat_positions.long()

@@ -45,7 +45,7 @@ OPEN: list[Call] = []
 
 @contextmanager
 def calling(model: PreTrainedModel, block: object = None, **facts: Any) -> Iterator[Call]:  # noqa: ANN401
-    """Be in a `Call`; it may end in another context than it began in."""
+    """Enter a `Call`; it may end in another context than it began in."""
     call = Call(model=model, block=block, **facts)
     _CALLS.set((*_CALLS.get(), call))
     try:

@@ -65,11 +65,11 @@ def compress(
     """Read `text` once and keep `budget` tokens per KV head, every head its own.
 
     `text` is a document, or the opening messages of a conversation. The number of kept tokens is
-    `budget` rounded up to a multiple of `MULTIPLE`; `protection` is of 4 first and 16 last tokens
-    unless another one is given. An `allocator` splits them over layers and heads, in multiples,
-    too. Nothing is evicted from a context that is no longer. Raises UsageError and ModelError as
-    `prefill_and_evict`, UsageError for a context that is shorter than `MULTIPLE`, ModelError for a
-    model whose contexts engines cannot go on from, and ContextError as `context_of`.
+    `budget` rounded up to a multiple of `MULTIPLE`; a context that has no more keeps them all.
+    `protection` keeps the first 4 and last 16 tokens unless another one is given. An `allocator`
+    splits the kept tokens over layers and heads, in multiples, too. Raises UsageError and
+    ModelError as `prefill_and_evict`, UsageError for a context shorter than `MULTIPLE`, ModelError
+    for a model whose contexts engines cannot go on from, and ContextError as `context_of`.
     """
     inner, protection = unwrap_model(model), protection_of(protection)
     check_context_model(inner)

@@ -105,7 +105,7 @@ def evicting(
     A percentage such as `"12.5%"` is of the tokens read so far, and keeps the protected tokens at
     least: the first 4 and the last 16, none with `protection="off"`. An `allocator` splits a
     prompt's budget over layers and heads. `tokenizer` is for methods that repeat or read the
-    prompt. Of a class of scorers or allocators an object with its defaults is made. `kvp.evicting`
+    prompt. A scorer or allocator that is given as a class is made with its defaults. `kvp.evicting`
     takes names, too: `scorer` may be "snapkv(kernel=31)+ada", as --methods has it, or "nano" or
     "runs/policy", as `load_policy` has it. `every`: compress again after so many tokens of the
     answer, so that no head of a uniform budget holds more than budget + every.
@@ -227,7 +227,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         return output
 
     def generate(self, run: Callable[..., Any], _: Call, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """`generate(...)`, of which `kept` tells the answer's cache alone."""
+        """`generate(...)`, after which `kept` tells of the answer's cache alone."""
         given = {**dict(zip(("inputs",), args, strict=False)), **kwargs}
         stop = self._prompt_end(given)
         with install_dispatch(self.model), calling(self.model, self, stop=stop):
@@ -262,7 +262,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         )
 
     def _get_candidate_generator(self, *_: object, **__: object) -> NoReturn:
-        """Raise UsageError, before a draft is made: what is rejected of it is taken back."""
+        """Raise UsageError, before a draft is made: rejected tokens would be taken back."""
         raise UsageError(
             "inside evicting(...) no cache can be rolled back: leave assistant_model, "
             "assistant_early_exit and prompt_lookup_num_tokens out"
@@ -270,7 +270,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _begin(self, call: Call, kwargs: dict[str, Any], fed: Tensor) -> _Pass:
-        """Make of `kwargs` those of a pass over `fed`."""
+        """Turn `kwargs` into those of a pass over `fed`."""
         model, (rows, tokens) = self.model, _shape(fed)
         if self._option(kwargs, "output_attentions"):
             raise UsageError(
@@ -299,7 +299,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         return step
 
     def _record_needs(self, step: _Pass, seen: int) -> None:
-        """Record what the scorer reads of a pass after `seen` tokens."""
+        """Record what the scorer reads from a pass after `seen` tokens."""
         cache, needs = step.cache, self.rule.scorer.needs
         if not seen:
             step.padding, cache.recorder = count_left_padding(step.real), None

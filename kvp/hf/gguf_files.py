@@ -31,7 +31,7 @@ NEUTRAL = {
     "attention.causal": True, "rope.scaling.yarn_beta_fast": 32.0,
     "rope.scaling.yarn_beta_slow": 1.0, "rope.scaling.yarn_ext_factor": 1.0,
 }  # fmt: skip
-"""Values of all other fields that change nothing. What is not named here: 0, False, nothing."""
+"""Values that change nothing; those of fields that are not named here are 0, False and empty."""
 DIVISOR = "rope_freqs.weight"
 """Tensor that the frequencies of Llama 3 are divided by."""
 LONGROPE = {"rope_factors_short.weight", "rope_factors_long.weight"}
@@ -127,7 +127,7 @@ def read_metadata(path: Path | str, error: type[KvpError]) -> Metadata:
 
 
 class _BoundedReader(GGUFReader):
-    """The package's reader, which walks along lists of any length, for lists that end."""
+    """The package's reader, which follows lists of any length, with a bound on them."""
 
     _parts = 0
 

@@ -53,7 +53,7 @@ def load_model(
     `dtype` float32, bfloat16 or float16. Raises ModelError (no such model, no tokenizer, weights
     that are missing or not finite, a kind of attention kvp cannot evict from) and UsageError
     (dtype, device, a package that is not installed), one line each. A model that transformers has
-    loaded in another way (over several devices, say) is as good everywhere that takes a model.
+    loaded in another way (over several devices, say) serves as well wherever a model is taken.
     """
     target = torch_device(device)
     if dtype not in (names := get_args(DtypeName)):

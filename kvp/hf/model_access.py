@@ -27,7 +27,7 @@ _OUTSIDE = ("is_prompt_learning", "alora_invocation_tokens", "XLORA", "POLY", "S
 def unwrap_model(model: nn.Module) -> PreTrainedModel:
     """The model itself, or the one that torch.compile or PEFT holds.
 
-    Raises ModelError for other wrappers, and for adapters outside of the model, as soft prompts.
+    Raises ModelError for other wrappers, and for adapters outside of the model (soft prompts).
     """
     inner: Any = getattr(model, "_orig_mod", model)  # torch.compile
     if hasattr(inner, "get_base_model"):  # PEFT

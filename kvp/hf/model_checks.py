@@ -22,7 +22,7 @@ _CHECKED: WeakSet[PreTrainedModel] = WeakSet()
 
 
 def check_mode(model: PreTrainedModel) -> None:
-    """Raise UsageError in a training mode that drops the cache or numbers, as it is now, and
+    """Raise UsageError while a training mode drops the cache or activations, and
     ModelError where weights are elsewhere until a module runs (accelerate's offloading).
     """
     if any(weight.is_meta for weight in model.parameters()):
@@ -38,7 +38,7 @@ def check_mode(model: PreTrainedModel) -> None:
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Raise ModelError unless kvp's attention can replace the model's own, else as `check_mode`.
+    """Raise ModelError unless kvp's attention can replace the model's own, and as `check_mode`.
 
     The first time, the model runs over one token with an evicting cache: whether its attention
     passes positions and leaves the cache's handle alone shows in no attribute.

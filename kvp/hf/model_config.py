@@ -2,7 +2,7 @@
 
 Tokens are evicted from layers that see every earlier token. Layers with a sliding window, with
 chunks, with a recurrent or convolution state, and those without a cache keep the cache that
-transformers gives them, and kvp never touches it. Why so: `docs/decisions.md#hybrid-models`.
+transformers gives them, and kvp never touches it. Reasons: `docs/decisions.md#hybrid-models`.
 """
 
 from __future__ import annotations

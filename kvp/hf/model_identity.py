@@ -79,7 +79,7 @@ _ADAPTER = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 
 
 def active_digest(model: nn.Module) -> str | None:
-    """A digest of which adapters of PEFT are active, merged or off, and their scale; else None.
+    """A digest of the scale of PEFT's adapters, and which are active, merged or off; else None.
 
     Not seen: forward hooks, a `forward` that was replaced, and what a wrapper does.
     """

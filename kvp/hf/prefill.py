@@ -62,7 +62,7 @@ class Prefill:
     inputs: ScorerInputs | None = None
     """Inputs beyond keys, values and queries; None where no scorer reads them."""
     question_tokens: int = 0
-    """The last of the first N tokens that are the question; 0 where none are, or it is unknown."""
+    """How many of the first N tokens, at their end, are the question; 0 if none, or not known."""
     fed_again: int = 0
     """Last tokens that are fed once more after the eviction."""
 

@@ -19,7 +19,7 @@ from kvp.hf.model_config import evicted_layers, layer_kinds
 from kvp.rope import Rope
 
 _CHANGED_BY_LENGTH = ("inv_freq", "max_seq_len_cached", "attention_scaling")
-"""How the attributes of a rotary embedding end that a long input changes."""
+"""How the names of those attributes of a rotary embedding end that a long input changes."""
 _ROTATES_QUERIES: WeakSet[PreTrainedModel] = WeakSet()
 """Models whose queries have been compared with their projected and rotated states."""
 

@@ -71,7 +71,7 @@ def collect_all(
 
     Answers of the model are generated for `rows` prompts together, without their end token. One
     pass of the sequence alone then records prompt and answer, so a trace depends on the batch by
-    rounding only: where two tokens are as likely up to it, the answer may be another one. Models
+    rounding only: where two tokens are equally likely up to rounding, answers may differ. Models
     whose layers or RoPE depend on a batch's padding answer one prompt at a time.
 
     Raises UsageError when references are requested and a sample has none.

@@ -26,7 +26,7 @@ def recent_attention(queries: Tensor, keys: Tensor, window: int) -> Tensor:
 
     Queries [B, Q, W, D] of the last W tokens and keys [B, H, N, D], N >= W, after RoPE ->
     probabilities [B, H, G, window, N], scale 1/sqrt(D), query heads grouped by KV head. A window
-    above W is W.
+    above W counts as W.
     """
     batch, heads, tokens, width = keys.shape
     window = min(window, queries.shape[2])

@@ -86,7 +86,7 @@ def received_attention(
     """Attention paid by the queries start <= j < stop to the first N = `tokens` <= stop: [..., N].
 
     At most `block` queries are handled at a time, fewer where the tile would exceed `TILE`. A token
-    that no query may see has zero. All else, and ValueError, as `future_attention`.
+    that no query may see gets zero. All else, and ValueError, as `future_attention`.
     """
     check_queries(queries, keys, start, stop, block, weights)
     of_query = None if weights is None else weights.to(keys.device, torch.float32)

@@ -67,7 +67,7 @@ def ragged_attention(
         stored: keys and values of the heads, and what each query sees.
         scaling: factor on the dot products, None for 1/sqrt(D).
         softcap: bounds scaled products x to softcap * tanh(x / softcap); None: none.
-        sinks: [H * G] float, logit per query head of one slot more whose value is zero; None: none.
+        sinks: [H * G] float, logit per query head of an extra slot whose value is zero, or None.
     """
     if softcap is not None or sinks is not None:
         return ragged_attention_reference(
@@ -117,7 +117,7 @@ def ragged_attention_reference(
 
 
 def _weights(logits: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax of logits [G, T, S], zeros where all are -inf, beside one slot with logits [G]."""
+    """Softmax of logits [G, T, S], zeros where all are -inf, with one extra slot of logits [G]."""
     slots = logits.shape[-1]
     blind = (logits == -torch.inf).all(dim=-1, keepdim=True)
     if sinks is not None:
@@ -154,7 +154,7 @@ def attend_by_size(
     """`ragged_attention` without caps and sinks, a call per group of heads.
 
     Keys and values of a group are copied next to their tail. A mask has at most `working` entries,
-    but those of one token and head.
+    unless one token of one head needs more.
     """
     keys, values, layout, tail_keys, tail_values, tail_visible = stored
     batch, heads, tail, width = tail_keys.shape
@@ -204,7 +204,7 @@ class RaggedLayout:
 
     A head below is one KV head of one batch entry, R = B * H of them. All depends on the lengths
     alone, which change only when tokens are evicted: it is computed when a form of attention first
-    needs it, and kept for every token that is decoded after.
+    needs it, and kept for every token decoded afterwards.
     """
 
     lengths: Tensor
@@ -246,7 +246,7 @@ class RaggedLayout:
 
     @cached_property
     def groups(self) -> list[HeadGroup]:
-        """The heads, the longest first, in groups that are padded by a quarter or by little.
+        """The heads, the longest first, in groups whose padding is a quarter at most, or little.
 
         A head of `_LONG` tokens or more is a group of its own: gathering its tokens would cost more
         than another call.

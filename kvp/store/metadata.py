@@ -53,8 +53,8 @@ def create_metadata(
 ) -> None:  # fmt: skip
     """Create the manifest, which makes the directory a store, and the arrays (no data).
 
-    Where there is a manifest of the same run, of another worker or a writer that was killed, what
-    it lacks is written. Raises StoreError where another run has begun the store meanwhile.
+    Where the same run has left a manifest, by another worker or by a writer that was killed, what
+    is missing is added. Raises StoreError where another run has begun the store meanwhile.
     """
     objects: dict[str, Buffer] = {}  # the metadata as zarr writes them
     memory = MemoryStore(objects)
@@ -99,7 +99,7 @@ def record_path(store: Place, index: int) -> Place:
 
 
 def store_digest(manifest: Mapping[str, Any], plan: StorePlan) -> str:
-    """Digest of what decides a store's content: what its records call it."""
+    """Digest of what decides a store's content, by which its records name their store."""
     return digest_json([manifest["identity"], plan.to_dict()])
 
 

@@ -19,10 +19,10 @@ from kvp.store.shards import read_chunks, shard_path
 
 
 class TraceReader:
-    """A trace store, read-only. Raises StoreError if the path holds none or its metadata is off.
+    """A trace store, read-only. Raises StoreError if the path holds none or a damaged one.
 
-    With `heads`, consecutive KV heads counted layer by layer, only those a heads are read: every
-    [L, H, ...] below is [1, a, ...] then, while the plan stays that of the model.
+    With `heads`, a slice of the KV heads counted layer by layer, only those A heads are read: every
+    [L, H, ...] below is then [1, A, ...], while the plan stays that of the whole model.
     """
 
     def __init__(self, path: str | Place, *, heads: slice | None = None) -> None:

@@ -67,7 +67,7 @@ class SequenceRecord:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dictionary for JSON, without what tells of the files of a store."""
+        """Plain dictionary for JSON, without the checksums of a store's files."""
         return {name: value for name, value in asdict(self).items() if name != "shards"}
 
     @classmethod

@@ -2,7 +2,7 @@
 
 A shard holds one chunk per KV head (docs/formats.md): Blosc frames, each followed by its CRC-32C,
 and at the end an index of their offsets and sizes with a CRC-32C of its own. zarr writes shards;
-readers take the heads that they need, and check both, and that the sequence's record names them.
+readers take the heads that they need, check both CRCs, and that the sequence's record has them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writing a trace store: whole sequences, each visible only when all of it is on disk.
 
-One process writes, or several workers do, each other sequences. Kill a writer at any moment and a
+One process writes, or several workers do, each its own sequences. Kill a writer at any moment and a
 new one continues: committed sequences stay, everything else is written again. Left out: what to
 collect (`trace_collect`).
 """
@@ -92,7 +92,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         write_sealed_json(metadata.record_path(self.path, index), content)  # makes it visible
 
     def write_all(self, traces: Iterable[Trace], given: Callable[[Trace], None]) -> None:
-        """`write` of many in a thread, while the next is made; `given` gets each."""
+        """Write each trace in a thread while the next one is made; `given` is called with each."""
         with ThreadPoolExecutor(1, thread_name_prefix="kvp store") as thread:
             writing: Future[None] | None = None
             for trace in traces:
