@@ -34,19 +34,15 @@ class Registry:
 
     def check(self, name: str) -> None:
         """Raise UsageError unless a name can stand for a component; nothing is imported."""
-        if ":" not in name and name not in self.builtin:
-            raise UsageError(self._unknown(name))
+        if name not in self.builtin and not is_object_name(name):
+            raise UsageError(f"{self.flag} {name!r} is unknown{name_meant(name, self.builtin)}")
 
     def load(self, name: str) -> Any:  # noqa: ANN401
         """The component of a name; UsageError, naming the flag, where it cannot be imported."""
+        self.check(name)
         if name in self.builtin:
             return _attribute(self.builtin[name])
-        if not is_object_name(name):
-            raise UsageError(self._unknown(name))
         return import_object(name, self.flag)
-
-    def _unknown(self, name: str) -> str:
-        return f"{self.flag} {name!r} is unknown{name_meant(name, self.builtin)}"
 
 
 def is_object_name(name: str) -> bool:
