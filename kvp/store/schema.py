@@ -16,8 +16,6 @@ from kvp.names import STORED_LABELS
 
 FORMAT = Format("kvp-traces", 3)
 
-ARRAYS = ("q", "k", "v", *(f"label_{name}" for name in STORED_LABELS))
-
 DTYPES: dict[str, tuple[torch.dtype, str]] = {
     "float32": (torch.float32, "float32"),
     "float16": (torch.float16, "float16"),
@@ -153,7 +151,7 @@ class StorePlan:
         """Inverse of `to_dict`; ValueError where no store on a disk has such a plan."""
         labels = tuple(data.get("labels", ()))
         plan = cls(**{**data, "geometry": Geometry.from_dict(data["geometry"]), "labels": labels})
-        known = plan.dtype in DTYPES and set(plan.arrays) <= set(ARRAYS)
+        known = plan.dtype in DTYPES and set(labels) <= set(STORED_LABELS)
         if not (known and plan.store == "qkv"):
             raise ValueError("no store holds such arrays")
         return plan
