@@ -33,7 +33,7 @@ from eval.results.parts import results_folder
 from eval.results.sentences import findings, sentences, smallest_budgets
 from eval.results.settings import MethodSetting, budget_order, group_policies, sort_families
 from kvp.artifacts.addresses import is_address
-from kvp.artifacts.files import atomic_write_bytes, refuse_foreign_file
+from kvp.artifacts.files import atomic_write_bytes
 from kvp.artifacts.manifest import shown_text
 from kvp.errors import UsageError
 from kvp.progress import Progress
@@ -232,7 +232,10 @@ def run(config: ReportConfig) -> None:
     folder = results_folder(config.results)
     out = Path(config.out) if config.out else folder / "report.html"
     png = Path(config.png) if config.png else None
-    refuse_foreign_file(out, GENERATOR, "kvp report")
+    if out.is_file() and GENERATOR.encode() not in out.read_bytes()[:8192]:
+        raise UsageError(
+            f"--out: {out} was not written by kvp report and would be lost; name another path"
+        )
     results = load_results(folder)
     whole = PageData(results)
     page = render(whole).encode("utf-8", "backslashreplace")

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, Protocol
 from weakref import WeakValueDictionary
 
 from kvp.artifacts.addresses import ObjectPath, Place
-from kvp.errors import KvpError, ResultsError, UsageError
+from kvp.errors import KvpError, ResultsError
 
 Record = dict[str, Any]
 
@@ -204,14 +204,6 @@ def atomic_write_bytes(path: Place, content: bytes, *, new: bool = False) -> boo
         stream.write(content)
         return True
     return False
-
-
-def refuse_foreign_file(out: Path, mark: str, program: str) -> None:
-    """Raise UsageError where there is a file without the `mark` that `program` begins one with."""
-    if out.is_file() and mark.encode() not in out.read_bytes()[:8192]:
-        raise UsageError(
-            f"--out: {out} was not written by {program} and would be lost; name another path"
-        )
 
 
 def copy_files(source: Place, target: Place, names: Iterable[str]) -> None:
