@@ -143,8 +143,13 @@ class LearnedScorer:
                 f"policy {self.label} was trained for {self.geometry}, "
                 f"the model's layer {view.layer} has {heads} KV heads of head_dim {width}"
             )
-        if view.layer == layers[0]:
-            self._warn_of_length(tokens)
+        spec = self.rankers.spec
+        if view.layer == layers[0] and not spec.reach and tokens > 2 * spec.reference_length:
+            warnings.warn(
+                f"policy {self.label} learned from contexts of at most {spec.reference_length} "
+                f"tokens and ranks {tokens}: expect it to fail, or train it with --reach",
+                stacklevel=1,
+            )
         self.rankers.to(view.keys.device)
         first = layers.index(view.layer) * self.geometry.kv_heads + layer_heads.start
         of_policy = slice(first, first + heads)
@@ -156,7 +161,7 @@ class LearnedScorer:
         cached = head_positions[..., -1:] + 1 - view.fed_again  # length rankers are trained with
         length = cached.expand(-1, -1, tokens).transpose(0, 1).reshape(-1, batch * tokens)
         recent = None  # [H, B * N, features] of the last queries' attention, where they are read
-        if self.rankers.spec.reads_queries:
+        if spec.reads_queries:
             assert view.queries is not None
             features = recent_features(view.queries, view.keys)[:, :, :tokens]
             recent = features.transpose(0, 1).flatten(1, 2)
@@ -172,15 +177,6 @@ class LearnedScorer:
             scores = self.calibration.apply(scores, of_policy)
         scores = scores.view(heads, batch, tokens).transpose(0, 1)
         return F.pad(scores, (0, view.fed_again)).contiguous()
-
-    def _warn_of_length(self, tokens: int) -> None:
-        spec = self.rankers.spec
-        if not spec.reach and tokens > 2 * spec.reference_length:
-            warnings.warn(
-                f"policy {self.label} learned from contexts of at most {spec.reference_length} "
-                f"tokens and ranks {tokens}: expect it to fail, or train it with --reach",
-                stacklevel=2,
-            )
 
     def _blocks(self, batch: int, tokens: int, device: str) -> Iterator[tuple[slice, slice]]:
         """Tokens of B prompts in a row that are scored at once, and which of their scores count.
