@@ -238,13 +238,10 @@ class EvictingLayer(DynamicLayer):
         keys, values = self._key_storage[:, :, used], self._value_storage[:, :, used]
         return keys, values, self._position_storage[:, :, used]
 
-    def _show(self) -> None:
-        self.keys, self.values, _ = self._used
-
     def _attend(
         self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
     ) -> Tensor:
-        self._show()
+        self.keys, self.values, _ = self._used
         if not self.evicted:
             return plain_attention(module, query, self.keys, self.values, mask, options)
         visible = self._visible_slots(query.shape[2], options)
@@ -259,7 +256,7 @@ class EvictingLayer(DynamicLayer):
         parts = self._key_storage, self._value_storage, self._position_storage
         taken = [part[entries] for part in parts]
         self._key_storage, self._value_storage, self._position_storage = taken
-        self._show()
+        self.keys, self.values, _ = self._used
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refused: what was evicted cannot come back. Raises UsageError unless 0 tokens go."""
