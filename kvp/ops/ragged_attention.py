@@ -9,7 +9,7 @@ many short heads, one padded to the longest head for heads of very different len
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -297,9 +297,9 @@ class HeadGroup:
         """Parts of at most `step` heads."""
         for first in range(0, len(self.heads), step):
             part = slice(first, first + step)
-            yield HeadGroup(
+            yield replace(
+                self,
                 heads=self.heads[part],
-                width=self.width,
                 start=self.start + first * self.width,
                 index=None if self.index is None else self.index[part],
                 present=None if self.present is None else self.present[part],
