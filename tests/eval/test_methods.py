@@ -13,7 +13,7 @@ from eval.tune.config import TuneConfig
 from kvp.errors import PolicyError, UsageError
 from kvp.hf.scorer_inputs import whole_prompt_input
 from kvp.program.settings import Group
-from kvp.scoring import ALL_QUERIES, AUTO_GROUP, Needs, Noise, Reconstruction
+from kvp.scoring import ALL_QUERIES, Needs, Noise, Reconstruction
 from policies import make_scorer, split_method
 from policies.registry import ALLOCATORS, NULLS, SCORERS
 
@@ -85,7 +85,6 @@ def test_lists_name_everything_with_what_it_reads_and_costs(capsys):
     ("needs", "words"),
     [
         (Needs(), "keys, values, positions"),
-        (Needs(layer_group=AUTO_GROUP), "keys, values, positions"),
         (Needs(queries=1, rope=True, hidden_after=4),
          "last query, hidden states, rotary embedding"),
         (Needs(queries=ALL_QUERIES, future=True, question=True),

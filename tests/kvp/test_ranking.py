@@ -72,15 +72,11 @@ def test_pools_take_what_scorers_give():
 SCORES = torch.tensor([[[0.0, 5.0, 1.0, 4.0, 3.0, 2.0]]])
 
 
-def _selection(scores, protection, sizes=None):
-    return Selection(scores, protection, None if sizes is None else lambda raised: sizes)
-
-
 def test_kept_tokens_are_the_best_ones_in_order():
-    selection = _selection(SCORES, UNPROTECTED)
+    selection = Selection(SCORES, UNPROTECTED)
     assert selection.tokens(3).tolist() == [[[1, 3, 4]]]
     assert selection.tokens(9).tolist() == [[[0, 1, 2, 3, 4, 5]]]
-    protected = _selection(SCORES, Protection(sinks=1, recents=1))
+    protected = Selection(SCORES, Protection(sinks=1, recents=1))
     assert protected.tokens(3).tolist() == [[[0, 1, 5]]]
 
 
@@ -102,7 +98,7 @@ def test_allocated_heads_keep_their_own_numbers_of_tokens():
     scores = torch.stack([SCORES[0, 0], -SCORES[0, 0]])[None]
     rule = _Fixed([[1, 3]])
     sizes = torch.tensor([[5, 6]])
-    selection = _selection(scores, Protection(sinks=1, recents=0), sizes)
+    selection = Selection(scores, Protection(sinks=1, recents=0), lambda raised: sizes)
     assert selection.tokens(2, rule).tolist() == [[[0, -1, -1], [0, 2, 5]]]
     (request,) = rule.requests
     assert (request.budget, request.floor, request.total) == (2, 1, 4)
@@ -122,7 +118,7 @@ def test_allocated_heads_keep_their_own_numbers_of_tokens():
     ],
 )
 def test_counts_that_cannot_be_kept_are_refused(counts, message, one_line):
-    selection = _selection(SCORES, Protection(sinks=1, recents=1))
+    selection = Selection(SCORES, Protection(sinks=1, recents=1))
     with one_line(UsageError, match=f"allocator fixed {message}"):
         selection.tokens(3, _Fixed(counts))
 

@@ -135,13 +135,9 @@ def test_a_method_that_fails_leaves_nothing_behind(qwen, prompt, generate):
 
 def test_an_allocator_runs_at_any_budget(qwen, prompt, fixed):
     """One that sizes the cache itself may keep less; one that keeps all changes nothing."""
-    ids = prompt(30)
-    cache = prefill_and_evict(
-        qwen, ids, fixed(30), "100%", allocator=Given([[20, 21], [22, 23], [24, 25]])
-    )
-    assert [[len(head) for head in positions(layer)] for layer in cache.layers] == [
-        [20, 21], [22, 23], [24, 25],
-    ]  # fmt: skip
+    ids, counts = prompt(30), [[20, 21], [22, 23], [24, 25]]
+    cache = prefill_and_evict(qwen, ids, fixed(30), "100%", allocator=Given(counts))
+    assert [[len(head) for head in positions(layer)] for layer in cache.layers] == counts
     whole = prefill_and_evict(qwen, ids, fixed(30), 30, allocator=make_allocator("global"))
     assert not whole.evicted
 
