@@ -43,12 +43,13 @@ def page_text(reports: Reports, folder: str, speed: str) -> str:
     """The page; `folder` and `speed` are the addresses of the files and of docs/results/speed.md.
 
     `reports` are the files by part and kind of device; parts without one are named. A file's
-    `conclusion`, sentences written by hand, stands at the top until the part is measured again.
+    `conclusion`, sentences written by hand, is a point at the top until the part is measured again.
     """
     measured = [part for part in PARTS if part.cpu is not None or (part.name, "cuda") in reports]
     sections = [_section(part, reports, folder) for part in measured]
-    told = " ".join(report["conclusion"] for report in reports.values() if "conclusion" in report)
-    head = [HEADING, *([f"{fill(told)}\n"] if told else ()), INTRODUCTION.format(speed=speed)]
+    told = [report["conclusion"] for report in reports.values() if "conclusion" in report]
+    points = "".join(f"{fill(f'- {conclusion}')}\n" for conclusion in told)
+    head = [HEADING, *([points] if points else ()), INTRODUCTION.format(speed=speed)]
     return "\n".join([*head, _without_gpu(reports), *sections])
 
 
@@ -59,10 +60,7 @@ def fill(text: str) -> str:
 
 def _without_gpu(reports: Reports) -> str:
     """Which parts have no numbers of a GPU."""
-    missing = [
-        f"*{part.title}*{' (no section until it is)' if part.cpu is None else ''}"
-        for part in PARTS if (part.name, "cuda") not in reports
-    ]  # fmt: skip
+    missing = [f"*{part.title}*" for part in PARTS if (part.name, "cuda") not in reports]
     if not missing:
         return ""
     text = f"Not measured on a GPU: {', '.join(missing)}."
