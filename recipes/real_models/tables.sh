@@ -8,6 +8,7 @@ cd "$(dirname "$0")/../.."
 export OMP_NUM_THREADS=1
 MODEL="models/$NAME"
 TEN=niah_single_1,niah_single_2,niah_single_3,niah_multikey_1,niah_multikey_2,niah_multikey_3,niah_multivalue,niah_multiquery,vt,fwe
+SIX=niah_single_2,niah_multikey_1,niah_multivalue,niah_multiquery,vt,fwe
 # The settings of baselines that were best on validation prompts.
 ONCE="keydiff+global,snapkv(window=64,kernel=31)+ada,expected_attention(epsilon=0.1)+ada"
 TWICE="kvzip+global,contrastkv(beta=0)+global"
@@ -37,9 +38,10 @@ for table in "$@"; do
   case $table in
     length-2048) lengths 2048 3 "$TEN" 6.25%,12.5%,25%,50% ;;
     length-4096 | length-8192 | length-16384) lengths "${table#length-}" 2 "$TEN" 6.25%,12.5%,25% ;;
+    snapkv-2048) LENGTHS="full,snapkv(kernel=31)+global,snapkv(window=64,kernel=31)+ada" lengths 2048 3 "$TEN" 6.25%,12.5%,25%,50% ;;
     half-4096 | half-8192 | half-16384) LENGTHS=full,kvp,kvp+global lengths "${table#half-}" 2 "$TEN" 50% ;;
-    length-32640) LENGTHS=full,kvp,kvp+global,streaming_llm,keydiff,$ONCE \
-      lengths 32640 1 niah_single_2,niah_multikey_1,niah_multivalue,niah_multiquery,vt,fwe 6.25%,12.5%,25% ;;    # all that the model reads, with an answer
+    length-32640) LENGTHS=full,kvp,kvp+global,streaming_llm,keydiff,$ONCE lengths 32640 1 "$SIX" 6.25%,12.5%,25% ;;    # all that the model reads, with an answer
+    half-32640) LENGTHS=full,kvp,kvp+global lengths 32640 1 "$SIX" 50% ;;
     tune-4096) free 4096 --seed 5 --split validation --measure perplexity --prompts 1 --tasks "$TEN" --budgets 6.25%,12.5%,25% \
       --essays "$D/novels_train" --methods "full,$TUNED" ;;
     rest-2048) free 2048 --seed 6201 --prompts 3 --tasks cwe,qa_1,qa_2 --budgets 6.25%,12.5%,25% --max_new_tokens 128 --squad "$D/squad_test.json" --hotpotqa "$D/hotpotqa.json" --methods "$LENGTHS" ;;
