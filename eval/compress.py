@@ -74,12 +74,12 @@ def run(config: CompressConfig) -> None:
 def _documents(names: str | Sequence[str]) -> Iterator[tuple[str, Text]]:
     """Every named text with its location; where rows share a context, the first row."""
     for name in (names,) if isinstance(names, str) else names:
-        tally, (files, texts, others) = Tally(), files_of(name, "documents")
+        tally, (files, texts, others) = Tally(), files_of(name, "DOCUMENTS")
         if texts:
             tally.left_out = [file.name for file in files + others]
-            yield from ((str(file), read_text(str(file), "documents")[0]) for file in texts)
+            yield from ((str(file), read_text(str(file), "DOCUMENTS")[0]) for file in texts)
         else:
-            rows = read_rows(name, "documents", tally.left_out)
+            rows = read_rows(name, "DOCUMENTS", tally.left_out)
             contexts: dict[str, tuple[str, Text]] = {}
             for location, text in tally.parse_rows(rows, lambda _, row: _context(row)):
                 contexts.setdefault(json.dumps(text), (f"{name} {location}", text))

@@ -7,7 +7,7 @@ import json
 from eval.methods import Method, build_methods, file_digests
 from eval.results.names import QUERY_AGNOSTIC, QUERY_AWARE
 from kvp.budgets import Budget, parse_budget
-from kvp.errors import UsageError
+from kvp.errors import KvpError, UsageError
 from kvp.names import split_list
 from kvp.ranking import UNPROTECTED, Protection, check_budget
 
@@ -49,7 +49,12 @@ def parse_compression(
 
 
 def _method(spec: str, policies: str, seed: int, protocol: str) -> Method:
-    built = build_methods([spec], policies=split_list(policies), seed=seed)
+    try:
+        built = build_methods([spec], policies=split_list(policies), seed=seed)
+    except KvpError as error:  # which names flags of kvp eval
+        told = str(error).partition("; or leave kvp out")[0].replace(", --allocators:", ":")
+        told = told.replace("--methods:", f"method={spec}:").replace("--methods ", "method=")
+        raise type(error)(told.replace("--policies", "policies")) from None
     methods = [method for method in built if method.protocol in (None, protocol)]
     if len(methods) != 1:
         names = ", ".join(method.spec for method in methods) or "nothing"

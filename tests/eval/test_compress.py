@@ -46,8 +46,8 @@ def test_texts_and_rows_become_contexts(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["", "--out", "x", "--policy", "nano"], "--documents is empty"),
-        (["none.txt", "--out", "x", "--policy", "nano"], "none.txt"),
+        (["", "--out", "x", "--policy", "nano"], "error: DOCUMENTS is empty"),
+        (["none.txt", "--out", "x", "--policy", "nano"], "error: DOCUMENTS none.txt: "),
         (["short.txt", "--out", "x", "--policy", "nano"], "short.txt: a context of"),
         (["a.txt", "--out", "x"], "give one of --policy and --method"),
         (["a.txt", "--out", "x", "--method", "nano"], "unknown method 'nano' (this is a policy)"),

@@ -77,7 +77,7 @@ def rows_of(data: str, name: str) -> Iterator[Row]:
     """
     path = Path(data)
     if path.is_dir():
-        for file in files_of(data, "data")[0]:
+        for file in files_of(data, "--data")[0]:
             if file.name.partition(".")[0] == name:
                 yield from rows_of(str(file), name)
         return
@@ -85,7 +85,7 @@ def rows_of(data: str, name: str) -> Iterator[Row]:
     if of_hub and ":" not in data:
         data = f"{data}:{name}"
     called = path.name.partition(".")[0] if path.exists() else data.rpartition(":")[2]
-    for location, row in read_rows(data, "data"):
+    for location, row in read_rows(data, "--data"):
         own = row.get("dataset") if isinstance(row, Mapping) else None
         if (own if isinstance(own, str) and own else called) == name:
             yield location, row

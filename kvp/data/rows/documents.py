@@ -32,9 +32,9 @@ def read_documents(
     Message trees follow the other rows; `settings.tree_paths` chooses their threads. Raises
     UsageError naming `flag`: no such data, nothing in it, or no row that can be used.
     """
-    files, texts, _ = files_of(data, flag)
+    files, texts, _ = files_of(data, f"--{flag}")
     if texts and not files:
-        whole, tally = read_text(data, flag)
+        whole, tally = read_text(data, f"--{flag}")
         parts = {split: share_of(whole, split) for split in SPLITS}  # by position
         name = Path(data).name
         return tuple(
@@ -54,7 +54,7 @@ def read_documents(
         tally.unread |= forms.unread_keys(row, document)
         return [document]
 
-    for _, made in tally.parse_rows(read_rows(data, flag, tally.left_out), documents):
+    for _, made in tally.parse_rows(read_rows(data, f"--{flag}", tally.left_out), documents):
         usable += made
     for name, members in trees.items():
         try:

@@ -34,42 +34,42 @@ Skipped = tuple[str, str]
 """Location of a row and why it cannot be used ("line 7", "has no text")."""
 
 
-def read_rows(data: str, flag: str, left_out: list[str] | None = None) -> Iterator[Row]:
+def read_rows(data: str, what: str, left_out: list[str] | None = None) -> Iterator[Row]:
     """Rows of a file, a folder or a hub data set (`NAME` or `NAME:CONFIGURATION`), in order.
 
     All splits of a data set follow one another. `left_out` gets names of files that are not read.
-    Raises UsageError naming `flag` where there is no such data, or it cannot be read at all.
+    Raises UsageError, which begins with `what`, where there is no such data or it is unreadable.
     """
     path = Path(data)
     if not data.strip():
-        raise UsageError(f"--{flag} is empty")
+        raise UsageError(f"{what} is empty")
     try:
         reader = READERS.get(path.suffix.lower())
         if path.is_dir():
-            yield from _folder(path, flag, left_out)
+            yield from _folder(path, what, left_out)
         elif path.exists():
             if not path.is_file():  # a pipe is read once
-                raise UsageError(f"--{flag} {data}: is no regular file: write its content to one")
+                raise UsageError(f"{what} {data}: is no regular file: write its content to one")
             if reader is None:
-                raise UsageError(f"--{flag} {data}: unknown kind of file; use one of {KINDS}")
+                raise UsageError(f"{what} {data}: unknown kind of file; use one of {KINDS}")
             yield from reader(path)
         elif reader is not None or data.startswith((".", "/", "~")) or data.count("/") > 1:
             # Of a data set of the hub no name is written like this.
-            raise UsageError(f"--{flag} {data}: no such file or folder")
+            raise UsageError(f"{what} {data}: no such file or folder")
         else:
-            yield from _hub(data, flag)
+            yield from _hub(data, what)
     except _UNREADABLE as error:
-        raise UsageError(f"--{flag} {data}: cannot be read ({error})") from error
+        raise UsageError(f"{what} {data}: cannot be read ({error})") from error
 
 
-def files_of(data: str, flag: str) -> tuple[list[Path], list[Path], list[Path]]:
+def files_of(data: str, what: str) -> tuple[list[Path], list[Path], list[Path]]:
     """Files of rows, of running text and of other kinds that a path means, sorted.
 
-    A file means itself, a folder what is in it and below, without what is hidden. Raises UsageError
-    where the path is empty.
+    A file means itself, a folder what is in it and below, without what is hidden. Raises
+    UsageError, which begins with `what`, where the path is empty.
     """
     if not data.strip():
-        raise UsageError(f"--{flag} is empty")
+        raise UsageError(f"{what} is empty")
     path = Path(data)
     rows: list[Path] = []
     texts: list[Path] = []
@@ -123,20 +123,20 @@ def _parquet(path: Path) -> Iterator[Row]:
     return _parts(load)
 
 
-def _folder(folder: Path, flag: str, left_out: list[str] | None) -> Iterator[Row]:
-    files, *others = files_of(str(folder), flag)
+def _folder(folder: Path, what: str, left_out: list[str] | None) -> Iterator[Row]:
+    files, *others = files_of(str(folder), what)
     if left_out is not None:
         left_out += [path.name for path in sorted(chain(*others))]
     if not files:
         raise UsageError(
-            f"--{flag} {folder}: no data in this folder; it may hold files of kind {KINDS}"
+            f"{what} {folder}: no data in this folder; it may hold files of kind {KINDS}"
         )
     for file in files:
-        for location, row in read_rows(str(file), flag):
+        for location, row in read_rows(str(file), what):
             yield f"{file.relative_to(folder)} {location}", row
 
 
-def _hub(name: str, flag: str) -> Iterator[Row]:
+def _hub(name: str, what: str) -> Iterator[Row]:
     from datasets import load_dataset
 
     base, _, configuration = name.partition(":")
@@ -144,7 +144,7 @@ def _hub(name: str, flag: str) -> Iterator[Row]:
         yield from _parts(lambda: load_dataset(base, configuration or None))
     except OSError as error:
         raise UsageError(
-            f"--{flag} {name}: not a file ({KINDS}), a folder of such files or a data set that "
+            f"{what} {name}: not a file ({KINDS}), a folder of such files or a data set that "
             f"loads ({error})"
         ) from error
 
@@ -169,21 +169,21 @@ READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
 KINDS = ", ".join((*READERS, *TEXT_SUFFIXES))
 
 
-def read_text(path: str | None, flag: str) -> tuple[str, Tally]:
-    """Text of a file or folder, and what is left out; of None none. UsageError names `flag`."""
+def read_text(path: str | None, what: str) -> tuple[str, Tally]:
+    """Text of a file or folder, and what is left out; of None none. Errors begin with `what`."""
     if path is None:
         return "", Tally()
     if not Path(path).exists():
-        raise UsageError(f"--{flag} {path}: no such file or folder")
-    rows, texts, others = files_of(path, flag)
+        raise UsageError(f"{what} {path}: no such file or folder")
+    rows, texts, others = files_of(path, what)
     texts, parts = texts or [Path(path)], []
     for file in texts:
         try:
             parts.append(file.read_bytes().decode("utf-8-sig"))
         except _UNREADABLE as error:
-            raise UsageError(f"--{flag} {file}: cannot be read as text ({error})") from error
+            raise UsageError(f"{what} {file}: cannot be read as text ({error})") from error
         if not parts[-1].strip() or "\0" in parts[-1]:
-            raise UsageError(f"--{flag} {file}: there is no text in it, or it is not in UTF-8")
+            raise UsageError(f"{what} {file}: there is no text in it, or it is not in UTF-8")
     text = "\n\n".join(parts).replace("\r\n", "\n").replace("\r", "\n")
     return text, Tally(rows=1, left_out=[file.name for file in rows + others if file not in texts])
 

@@ -72,7 +72,7 @@ class NiahHeatmapTask(ScoredByMetric):
         if metric not in METRICS:
             raise UsageError(f"--metric {metric}: {self.name} has {' or '.join(METRICS)}")
         split = generated_split(settings.split)
-        essays, tally = read_text(settings.essays, "essays")
+        essays, tally = read_text(settings.essays, "--essays")
 
         def make(index: int) -> Sample:
             depth, length = cells[index % len(cells)]

@@ -147,8 +147,8 @@ def stretches(
 def _texts(data: str, settings: TaskSettings) -> tuple[list[str], tuple[str, ...]]:
     """Texts of one split, and a note on rows that were skipped."""
     path, split = Path(data), settings.split
-    if (path.is_file() and path.suffix.lower() not in READERS) or files_of(data, "text")[1]:
-        text, tally = read_text(data, "text")
+    if (path.is_file() and path.suffix.lower() not in READERS) or files_of(data, "--text")[1]:
+        text, tally = read_text(data, "--text")
         return [share_of(text, split)], tally.notes(f"--text {data}")
     documents, tally = read_documents(data, "text", settings)
     texts = [row.text for row in documents if row.text and split in (row.split, ALL)]

@@ -375,7 +375,7 @@ class RulerTask(ScoredByMetric):
 
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Samples with as much haystack as fits; other needles are drawn while these do not."""
-        essays, tally = read_text(settings.essays, "essays")
+        essays, tally = read_text(settings.essays, "--essays")
         count = partial(count_prompt_tokens, tokenizer=tokenizer)
         draw = partial(generate, self.name, settings, count_tokens=count, essays=essays or None)
 

@@ -87,7 +87,7 @@ def read_questions(data: str, flag: str) -> QuestionSet:
     questions: list[DocumentQuestion] = []
     articles: dict[str, str | None] = {}
     tally = Tally()
-    rows = read_rows(data, flag, tally.left_out)
+    rows = read_rows(data, f"--{flag}", tally.left_out)
     for _, made in tally.parse_rows(rows, lambda _, row: list(_READERS[flag](row))):
         for item in made:
             if isinstance(item, tuple):

@@ -150,10 +150,11 @@ def test_a_missing_field_is_one_line(model_folder, doc, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "snapk"}, "unknown method 'snapk'"),
+        ({"method": "snapk"}, "method=snapk: unknown method 'snapk'"),
+        ({"method": "knorm+adda"}, "method=knorm+adda: unknown allocator 'adda'"),
         ({"method": "snapkv"}, "budget= is missing"),
         ({"method": "snapkv", "budget": 8}, "fewer than the 20 protected"),
-        ({"method": "kvp", "budget": "50%"}, "needs --policies"),
+        ({"method": "kvp", "budget": "50%"}, "method=kvp needs policies: a policy"),
         ({"method": "oracle", "budget": "50%"}, "needs the future"),
         ({"method": "nulls", "budget": "50%"}, "one method at a time"),
         ({"question": "beside"}, "question=beside is not one of inside, outside"),
