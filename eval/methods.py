@@ -26,7 +26,7 @@ from policies.base import Component
 from policies.controls import Random
 from policies.learned import LearnedScorer
 from policies.registry import ALLOCATORS, NULLS, SCORERS, Specification, make_method
-from policies.sources import INDEX, PolicySource, find_policy
+from policies.sources import INDEX, PolicySource, check_index, find_policy
 
 PROTECTIONS = {"both": (True, False), "on": (True,), "off": (False,)}
 """Values of `--protection`: whether first and last tokens are always kept."""
@@ -315,16 +315,15 @@ def policy_sources(arguments: Sequence[str]) -> dict[str, PolicySource]:
         label, name = labelled_policy(argument)
         try:
             source = find_policy(name)
+            inner = sorted(path.parent for path in source.folder.glob(f"*/{INDEX}"))
+            if not inner:
+                check_index(source.folder)
         except PolicyError as error:
             raise PolicyError(f"--policies: {error}") from error
-        root = source.folder
         policies = {label or source.label: source}
-        if not (root / INDEX).exists():
-            inner = sorted(path.parent for path in root.glob(f"*/{INDEX}"))
+        if not (source.folder / INDEX).exists():
             prefix = f"{label}." if label else ""
             policies = {f"{prefix}{folder.name}": find_policy(folder) for folder in inner}
-        if not policies:
-            raise PolicyError(f"--policies: {root} holds no policy.json; is this a policy folder?")
         for key, policy in policies.items():
             if key in sources:
                 raise UsageError(f"--policies: two policies are called {key!r}; use label=POLICY")

@@ -89,9 +89,10 @@ def _fetch_policy(address: Place) -> Path:
 def check_index(folder: Place) -> None:
     """Raise PolicyError unless a folder has the file that makes it a policy."""
     if not (folder / INDEX).exists():
-        raise PolicyError(
-            f"{folder} has no {INDEX}: it is not a policy directory, or its export did not finish"
-        )
+        why = "it is not a policy directory, or its export did not finish"
+        if (folder / "run.json").exists():  # which kvp train writes first
+            why += " (an unfinished training: repeat its kvp train command)"
+        raise PolicyError(f"{folder} has no {INDEX}: {why}")
 
 
 def policy_files(folder: Path) -> list[Path]:

@@ -64,6 +64,9 @@ def test_policies_are_labelled_by_folder_or_by_hand(tmp_path):
     ]  # fmt: skip
     with pytest.raises(UsageError, match="two policies are called 'one'"):
         policy_sources([one, one])
+    (tmp_path / "one/policy.json").rename(tmp_path / "one/run.json")
+    with pytest.raises(PolicyError, match=r"^--policies: .*/one has no policy.json: .*unfinished"):
+        policy_sources([one])
 
 
 def test_lists_name_everything_with_what_it_reads_and_costs(capsys):
