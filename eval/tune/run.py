@@ -11,11 +11,12 @@ their prompts: of the answers' scores, or of minus the nats per token where repl
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from shlex import quote
 
 import pandas
 
+from eval.config import EvalConfig
 from eval.evaluate import Bench, identify
 from eval.methods import (
     PROTECTIONS,
@@ -237,6 +238,12 @@ def run(config: TuneConfig) -> TunedSettings:
         flags[flag].append(next((one for one in given if one.partition("(")[0] == name), name))
     if any(entry.method == LEARNED for entry in settings.methods):
         flags["--policies"] += evaluation.policy_list
+    chosen_anew = {"methods", "allocators", "policies", "split", "timing_prompts", "out"}
+    for item in fields(EvalConfig):
+        value = getattr(evaluation, item.name)
+        if item.name not in chosen_anew and value != item.default:
+            flags[f"--{item.name}"] = [str(value)]
+    flags["--out"] = [f"{output.path}-results"]
     words = [f"{flag} {quote(','.join(specs))}" for flag, specs in flags.items() if specs]
     say(f"settings are in {output.path / SETTINGS}; to run them: kvp eval {' '.join(words)}")
     return settings

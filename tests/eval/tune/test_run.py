@@ -75,8 +75,9 @@ def test_settings_of_a_users_own_name_their_modules(model_folder, tmp_path, monk
     (more,) = {subject.allocator_spec(setting) for setting in next_batch(subject, 9)}
     assert more == "mine:Even(lift=2)"
     assert main(_tune(model_folder, "out", **own)) == 0
-    command = "kvp eval --methods full,tuned:out,mine:Mine --allocators mine:Even\n"
-    assert capsys.readouterr().err.endswith(f"to run them: {command}")
+    command = "kvp eval --methods full,tuned:out,mine:Mine --allocators mine:Even "
+    flags = capsys.readouterr().err.partition(f"to run them: {command}")[2].split()
+    assert sorted(flags) == sorted(_flags(model_folder, "out-results", prompts=2))
     assert main(_tune(model_folder, "same", allocators="mine:One,mine:Two")) == 2
     assert "mine:Two and another are both called 'plain'" in capsys.readouterr().err
     flags = _flags(model_folder, "test", methods="knorm,mine:Mine,tuned:out", timing_prompts=0)
