@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from kvp.errors import KvpError, UsageError, name_meant, reason_of
+from kvp.errors import KvpError, UsageError, did_you_mean, name_meant, reason_of
 from kvp.own_packages import NAMES
 
 _OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -73,7 +73,10 @@ def import_object(name: str, what: str) -> Any:  # noqa: ANN401
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # foreign code: SystemExit and all
-        raise UsageError(f"{what} {name}: cannot be loaded ({reason_of(error)})") from error
+        module, _, path = name.partition(":")
+        known = vars(sys.modules[module]) if module in sys.modules else ()  # it was imported
+        near = did_you_mean(path, known, f"{module}:")
+        raise UsageError(f"{what} {name}{near}: cannot be loaded ({reason_of(error)})") from error
 
 
 def instance_of(thing: object, label: str, options: Mapping[str, Any] | None = None) -> object:

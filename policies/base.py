@@ -65,7 +65,7 @@ class Component:
         return self.name
 
     def __post_init__(self) -> None:
-        self._check_options(chain(self.limits, self.grid, *self.presets.values()))
+        self.check_options(chain(self.limits, self.grid, *self.presets.values()))
         for option in fields(self):
             value = getattr(self, option.name)
             wanted = _required_value(value, option.default, self.limits.get(option.name))
@@ -102,15 +102,16 @@ class Component:
             known = ", ".join(cls.presets) or "none"
             raise UsageError(f"{cls.base_name} has no preset {argument!r}: its presets are {known}")
         settings = {**(cls.presets[argument] if argument else {}), **options}
-        cls._check_options(settings)
+        cls.check_options(settings)
         return cls(**settings)
 
     @classmethod
-    def _check_options(cls, given: Iterable[str]) -> None:
-        names = option_names(cls)
+    def check_options(cls, given: Iterable[str]) -> None:
+        """Raise UsageError on a name that no option has."""
+        own, names = getattr(cls, "base_name", cls.__name__), option_names(cls)
         for name in given:
             if name not in names:
-                unknown = f"{cls.base_name} has no option {name!r}{did_you_mean(name, names)}"
+                unknown = f"{own} has no option {name!r}{did_you_mean(name, names)}"
                 raise UsageError(f"{unknown}: its options are {', '.join(names) or 'none'}")
 
 

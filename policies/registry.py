@@ -33,7 +33,7 @@ from policies.allocators.self_sized import SelfSized
 from policies.allocators.shared import Shared
 from policies.allocators.uniform import Uniform
 from policies.allocators.windowkv import WindowKVAllocator
-from policies.base import BaseAllocator, BaseScorer, Value
+from policies.base import BaseAllocator, BaseScorer, Component, Value
 from policies.contrastkv import ContrastKV
 from policies.controls import Oracle, Random, RandomPerLayer, RandomPinned, Ring
 from policies.expected_attention import ExpectedAttention
@@ -156,8 +156,10 @@ def _build(
     if written.name in known:
         return known[written.name](written.argument, written.options), f"{kind} {name}"
     if is_object_name(name) and ("." in written.name or module_exists(name)):
-        made = instance_of(import_object(name, kind), f"{kind} {name}", written.options)
-        return made, f"{kind} {name}"
+        thing = import_object(name, kind)
+        if isinstance(thing, type) and issubclass(thing, Component):
+            thing.check_options(written.options)
+        return instance_of(thing, f"{kind} {name}", written.options), f"{kind} {name}"
     policy = written.text if policies else ""
     raise UsageError(unknown_name(kind, written.name, written.argument, known, policy=policy))
 

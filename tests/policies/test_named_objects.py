@@ -16,6 +16,7 @@ MODULE = """
 import torch
 from dataclasses import dataclass
 from kvp.scoring import Needs
+from policies.snapkv import SnapKV
 
 class Plain:
     name = "plain"
@@ -98,6 +99,8 @@ def test_a_module_of_the_working_folder_is_found():
     ("spec", "message"),
     [
         ("my_methods:Nobody", "method my_methods:Nobody: cannot be loaded (AttributeError: "),
+        ("my_methods:plian", "method my_methods:plian (did you mean my_methods:plain?): cannot"),
+        ("my_methods:SnapKV(windw=3)", "snapkv has no option 'windw' (did you mean window?): its "),
         ("my_methods:Nothing", "method my_methods:Nothing is no scorer: it has no name, needs"),
         ("my_methods:Leaves", "method my_methods:Leaves cannot be made: SystemExit: 0"),
         ("my_methods:Plain(step=3)", "method my_methods:Plain cannot be made: TypeError: "),
