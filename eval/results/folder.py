@@ -95,8 +95,8 @@ class Results:
         fields = "protocol", "task", *SETTING_FIELDS
         return sorted(self.records, key=lambda row: places.get(key_of(row, fields), len(places)))
 
-    def count_done_prompts(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """Prompts that are done and prompts that were planned, by task and protocol.
+    def count_done_prompts(self) -> tuple[dict[tuple[str, str], tuple[int, int]], list[str]]:
+        """Prompts that are done and that were planned, by task and protocol; methods that lack any.
 
         A prompt is done where every setting of the runs that planned it has its row. Empty for a
         folder without a plan, such as one of kvp tune.
@@ -106,18 +106,23 @@ class Results:
             setting = key_of(record, ("task", "protocol", *SETTING_FIELDS))
             rows[setting].add(record["example"])
         counts: dict[tuple[str, str], tuple[int, int]] = {}
+        missing: dict[str, None] = {}
         for part in self.manifest.get("planned", ()):
             for task, prompts in part["prompts"].items():
                 key = task, part["protocol"]
                 there = set.intersection(*(rows[*key, *setting] for setting in part["settings"]))
+                for method, *others in part["settings"]:
+                    if len(rows[*key, method, *others]) < prompts:
+                        missing[method] = None
                 lacking, planned = counts.get(key, (0, 0))
                 counts[key] = max(lacking, prompts - len(there)), max(planned, prompts)
-        return {key: (planned - lacking, planned) for key, (lacking, planned) in counts.items()}
+        done = {key: (planned - lacking, planned) for key, (lacking, planned) in counts.items()}
+        return done, list(missing)
 
     @property
     def unfinished(self) -> str:
         """The planned prompts that are not done, in one sentence; "" where a folder is complete."""
-        parts = self.count_done_prompts()
+        parts, missing = self.count_done_prompts()
         lacking = [
             f"{done} of {planned} prompts of {task} ({protocol})"
             for (task, protocol), (done, planned) in parts.items() if done < planned
@@ -126,9 +131,12 @@ class Results:
             return self.altered and f"Unfinished: {self.altered}; the same command continues."
         more = f", {len(lacking) - 2} more" if len(lacking) > 2 else ""
         done, planned = (sum(part[side] for part in parts.values()) for side in (0, 1))
+        again = "the same command"
+        if self.manifest.get("files") and not self.altered:  # the last one has ended
+            again = f"an earlier command, whose --methods has {', '.join(missing)},"
         return (
             f"Unfinished: {', '.join(lacking[:2])}{more}; {done} of {planned} evaluations are "
-            "done, the same command continues."
+            f"done, {again} continues."
         )
 
     def tuned_under(self, protocol: str) -> list[tuple[TunedMethod, str]]:
