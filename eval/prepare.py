@@ -122,8 +122,8 @@ def load_task_prompts(
         seen[sample.task] += 1
     notes = list(getattr(samples, "notes", ()))
     if not prompts:
-        other = "" if settings.split == ALL else ", or --split all"
-        few = f": give it rows that fit or a longer --length{other}" if settings.data else ""
+        few = ": give it rows that fit, longer texts or another --length" if settings.data else ""
+        few += ", or --split all" if few and settings.split != ALL else ""
         nothing = f"--tasks {name}: it has nothing for the {settings.split} split{few}"
         raise UsageError("; ".join([*notes, nothing]))
     if len(prompts) < settings.count:

@@ -168,7 +168,7 @@ def test_what_cannot_be_used_is_one_line_each(model_folder, tmp_path, capsys):
     assert _rows(model_folder, data, tmp_path / "none", split="test") == 2
     message = " ".join(capsys.readouterr().err.split())
     assert "keys that were not read (1): expected; " in message
-    assert message.endswith("give it rows that fit or a longer --length, or --split all")
+    assert message.endswith("rows that fit, longer texts or another --length, or --split all")
     assert not (tmp_path / "none").exists()
 
 
