@@ -46,7 +46,8 @@ def folder_meant(name: str, known: Iterable[str], file: str) -> str:
     """For messages on a name that is no folder: the nearest known one, or folder with `file`."""
     tops = Path(name).parent, Path("models")
     names = [*known, *(str(path.parent) for top in tops for path in top.glob(f"*/{file}"))]
-    return did_you_mean(name, names)
+    of_hub = HubName.parse(name) is not None and not is_path(name)  # it may well be meant
+    return did_you_mean(name, names, cutoff=0.85 if of_hub else 0.6)
 
 
 def download(name: HubName, files: Sequence[str], *, error: type[KvpError], what: str) -> Path:

@@ -202,8 +202,8 @@ def _load(
     except ModelError:
         raise
     except Exception as error:  # whatever libraries raise on files that are damaged or hostile
-        near = folder_meant(name, [NANO], MODEL_FILE)
-        here = "" if Path(source).exists() else f"no folder here{near}; "
+        here = "" if Path(source).exists() else "no folder here; "
+        near = folder_meant(name, [NANO], MODEL_FILE) if here else ""
         if here and (model := Path(name).name) in (SMOLLM2, QWEN, QWEN_1_5B):
             here += f"recipes/real_models/fetch.py {model} makes models/{model}; "
-        raise ModelError(f"--model {name}: no {what} ({here}{first_line(error)})") from error
+        raise ModelError(f"--model {name}{near}: no {what} ({here}{first_line(error)})") from error
