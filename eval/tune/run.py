@@ -141,11 +141,9 @@ class Tuning:
             (search, batch) for search in self.searches
             if (batch := next_batch(search, count))
         ]:  # fmt: skip
-            phase(
-                f"at least {min(len(search.scored) for search, _ in wanted)} settings of each "
-                f"method known, of {count}, or of up to {2 * count} where its best number is at "
-                "an end"
-            )
+            least = min(len(search.scored) for search, _ in wanted)
+            of = f"{least} of {count if least < count else 2 * count} settings of each method done"
+            phase(f"{of} (up to {2 * count} where the best is at an end of its grid)")
             planned: dict[str, list[Method]] = {}
             for search, batch in wanted:
                 settings = planned.setdefault(search.protocol, [])

@@ -221,7 +221,7 @@ def test_given_replies_are_tuned_by_their_likelihood(model_folder, tmp_path, cap
     )  # fmt: skip
     assert main(flags) == 0
     known = re.findall(
-        r"at least (\d) settings of each method known, of 4, or of up to 8", capsys.readouterr().err
+        r"(\d) of [48] settings of each method done \(up to 8 where", capsys.readouterr().err
     )
     assert known[0] == "0"
     settings = load_settings(tmp_path / "out")
