@@ -51,10 +51,8 @@ def parse_compression(
 def _method(spec: str, policies: str, seed: int, protocol: str) -> Method:
     try:
         built = build_methods([spec], policies=split_list(policies), seed=seed)
-    except KvpError as error:  # which names flags of kvp eval
-        told = str(error).partition("; or leave kvp out")[0].replace(", --allocators:", ":")
-        told = told.replace("--methods:", f"method={spec}:").replace("--methods ", "method=")
-        raise type(error)(told.replace("--policies", "policies")) from None
+    except KvpError as error:
+        raise type(error)(f"method={spec}, read as flags of kvp eval: {error}") from error
     methods = [method for method in built if method.protocol in (None, protocol)]
     if len(methods) != 1:
         names = ", ".join(method.spec for method in methods) or "nothing"
