@@ -2,7 +2,8 @@
 
 From the default and the published presets on, the search tries
 
-1. every value of every declared grid once, with all else as in the best setting so far;
+1. every allocator once, then every value of the other grids (the scorer's options, the allocator's,
+   protection), with all else as in the best setting so far;
 2. the neighbours of the best setting: one value changed to another choice, or to the next smaller
    or greater number of its grid; beyond the ends of a grid, numbers are halved and doubled;
 3. where none of them is better: numbers halfway to the neighbours;
@@ -82,12 +83,12 @@ class Search:
         return own.get(made.name) or f"{kind}({options})".removesuffix("()")
 
     def grids(self, setting: Method) -> dict[str, Sequence[Any]]:
-        """Values of what can be changed about a setting, by where they stand in it."""
+        """Values of what can be changed about a setting, by where they stand in it, in order."""
         searched = self.searches_allocator and isinstance(setting.allocator_object, Component)
         options = getattr(setting.allocator_object, "grid", {}) if searched else {}
         return {
-            **{f"scorer.{name}": values for name, values in self.options.items()},
             "allocator_object": tuple(self.allocators.values()),
+            **{f"scorer.{name}": values for name, values in self.options.items()},
             **{f"allocator_object.{name}": values for name, values in options.items()},
             "protected": tuple(dict.fromkeys(one.protected for one in self.start)),
         }
