@@ -8,7 +8,7 @@ from math import exp
 from eval.results import stats
 from eval.results.comparison import Best, Comparison
 from eval.results.estimates import Estimate
-from eval.results.names import SEEN, SELF_SIZED
+from eval.results.names import ORACLE, SEEN, SELF_SIZED
 from eval.results.settings import PROTECTED, MethodSetting, budget_order
 from eval.results.stats import Interval
 from kvp.names import FULL, LEARNED
@@ -58,7 +58,7 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
 
 
 def smallest_budgets(comparison: Comparison) -> list[str]:
-    """The smallest budget at which each method of `best` loses little to the full cache.
+    """The smallest budgets at which the settings shown, and `best`, lose little to the full cache.
 
     A line of those that have one. Of the others, at the largest budget: one of those that lose
     more, one of those that do so in the mean alone, and one of which too few prompts tell.
@@ -68,7 +68,8 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
         return []
     shown, lost, in_mean, unshown = (list[str]() for _ in range(4))
     specs = sorted({spec for _, spec in comparison.cells} - {SELF_SIZED, FULL}, key=budget_order)
-    for setting in [one for one in best.settings if one.method not in NULLS]:
+    named = dict.fromkeys((*comparison.choices, *best.settings))
+    for setting in [one for one in named if one.method not in (FULL, ORACLE, *NULLS)]:
         gaps = {
             spec: gap for spec in reversed(specs)
             if (cell := comparison.cells.get((setting, spec)))

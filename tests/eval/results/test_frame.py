@@ -140,7 +140,7 @@ def test_learned_and_best_methods_are_compared_with_the_full_cache():
         "favours them. To tell differences of 5 points apart, run about 400 prompts in all.\n"
         # 1 x (100 / 5) ** 2
         "In the mean more than 5 points are lost to the full cache at the largest budget, but "
-        "these prompts are too few to be sure: kvp+global; kvzip+global."
+        "these prompts are too few to be sure: kvp+global; keydiff; knorm; kvzip; kvzip+global."
     )
 
 
