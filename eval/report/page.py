@@ -161,8 +161,9 @@ def _picture(data: PageData, comparison: Comparison, name: str, measure: str) ->
     ]
     which = "Methods have their tuned or default settings"
     if best and best.learned:
-        which = f"Methods that were not tuned have the setting that is best at {best.budget} on "
-        which += "these prompts, at every budget; tables have the one nearest to the default"
+        which = "Methods that were not tuned have one setting at every budget, chosen on the very "
+        which += f"prompts shown: the one that is best at {best.budget}. That favours them; tables "
+        which += "have the one nearest to the default"
     families = {setting.family for setting in shown}
     left_out = [one.family for one in comparison.choices if one.family not in families]
     which += f". Not drawn: {', '.join(left_out)}" if left_out else ""
