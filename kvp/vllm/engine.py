@@ -128,11 +128,14 @@ class EngineModel:
     def check_turned(self, keys: Tensor, token_ids: Sequence[int]) -> None:
         """Raise UsageError where keys [N, H, D] of the first layer do not turn as `rope` does.
 
-        They depend on token and position alone, so a token that comes twice tells.
+        They depend on token and position alone, so a token that comes twice tells; UsageError, too,
+        where none does.
         """
         places = list(enumerate(token_ids))
         first = {token: at for at, token in reversed(places)}
         start, stop = max(((first[t], at) for at, t in places), key=lambda pair: pair[1] - pair[0])
+        if start == stop:
+            raise UsageError("no token comes twice: the text is too short to tell how RoPE turns")
         early, late = keys[[start, stop]].float().cpu()
         if (self.rope.shift(early, stop - start) - late).norm() > 0.05 * late.norm():
             raise UsageError("RoPE does not turn this model's keys by halves: kvp cannot move them")
