@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvp.errors import UsageError
+from kvp.names import UNIFORM
 
 if TYPE_CHECKING:
     from kvp.contexts import Context
@@ -32,8 +33,8 @@ class Engine:
     """What chose it, as its refusals begin."""
 
     def check(self, allocator: object) -> None:
-        """Raise KvpError where it goes on from no context that `allocator`, or None, splits."""
-        if self.equal_counts and allocator is not None:
+        """Raise KvpError for an allocator, or its name, whose contexts it does not go on from."""
+        if self.equal_counts and getattr(allocator, "name", allocator) not in (None, UNIFORM):
             raise UsageError(f"{self.flag}{self.name} {EQUAL_COUNTS}")
 
     def write(self, context: Context, folder: Path) -> Mapping[str, str]:

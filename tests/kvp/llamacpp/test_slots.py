@@ -111,7 +111,7 @@ def test_the_program_asks_the_engine_of_a_file(file, tmp_path, capsys):
     """The file computes the context, and a slot file for its server stands beside that."""
     (tmp_path / "a.txt").write_text(TEXT)
     given = ["compress", str(tmp_path / "a.txt"), "--method", "keydiff", "--gguf", str(file)]
-    assert main([*given, "--out", str(tmp_path / "out")]) == 0
+    assert main([*given, "--method", "keydiff+uniform", "--out", str(tmp_path / "out")]) == 0
     told = json.loads(capsys.readouterr().out)
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert {told["slot"], Path(told["file"]).name} <= {*names}
