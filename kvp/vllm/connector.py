@@ -37,7 +37,7 @@ from kvp.errors import ContextError, one_line
 from kvp.placeholders import read_placeholders
 from kvp.vllm.backend import Running, set_step
 from kvp.vllm.engine import EngineModel
-from kvp.vllm.plugin import LAYOUT, holds_uneven
+from kvp.vllm.plugin import LAYOUT, holds_uneven, settings_of
 from kvp.vllm.worker import Load, Save, Saved, Work, Worker, logger
 
 if TYPE_CHECKING:
@@ -60,13 +60,12 @@ class KvpConnector(KVConnectorBase_V1):
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         model = EngineModel(vllm_config, kv_cache_config)
         device = vllm_config.device_config.device_type
         if device != "cpu" or not __version__.startswith("0.32."):
             here = f"vLLM {__version__} on {device}"
             logger.warning("kvp contexts were tried on CPUs with vLLM 0.32, not with %s", here)
-        if not (folder := extra.get("contexts")):
+        if not (folder := settings_of(vllm_config).get("contexts")):
             raise ValueError('kv_connector_extra_config needs "contexts", the folder of the files')
         if role == KVConnectorRole.WORKER:
             self._worker = Worker(vllm_config, model, Path(folder))

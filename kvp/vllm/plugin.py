@@ -8,8 +8,10 @@ used unchanged.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from kvp.errors import did_you_mean
 from kvp.names import UNIFORM
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ BACKENDS = ("CPU_ATTN", "TRITON_ATTN", "FLASH_ATTN")
 """vLLM's names of those that have a twin; only the first was run in an engine."""
 LAYOUT = "BLHNC"
 """vLLM's name of the order of a cache in which a block holds all layers and heads of its tokens."""
+SETTINGS = {"contexts": (str, Path), "policy": (str,), "uneven": (bool,), "memory_gb": (float, int)}
+"""Keys of `kv_connector_extra_config` and the types of their values; others are left to vLLM."""
 
 
 def register() -> None:
@@ -50,16 +54,27 @@ def configured_method(name: str) -> tuple[Scorer, Allocator | None]:
     return scorer, allocator
 
 
+def settings_of(config: VllmConfig) -> dict[str, Any]:
+    """`kv_connector_extra_config`; ValueError for a misspelt key of `SETTINGS` or another type."""
+    settings: dict[str, Any] = config.kv_transfer_config.kv_connector_extra_config
+    for key, value in settings.items():
+        near = "" if key in SETTINGS else did_you_mean(key, SETTINGS, cutoff=0.75)
+        types = SETTINGS.get(key, (object,))
+        if near or not isinstance(value, types) or (isinstance(value, bool) and float in types):
+            wrong = f"is unknown{near}" if near else f"must be a {types[0].__name__}, not {value!r}"
+            raise ValueError(f"kv_connector_extra_config: {key!r} {wrong}")
+    return settings
+
+
 def holds_uneven(config: VllmConfig) -> bool:
     """Whether this server's connector holds contexts whose heads keep different numbers of tokens.
 
-    It does where heads share the budget of its policy (`configured_method`), or with
-    `"uneven": true`, to load them alone.
+    It does where heads share its policy's budget (`configured_method`), or with `"uneven": true`.
     """
     transfer = config.kv_transfer_config
     if transfer is None or transfer.kv_connector_module_path != "kvp.vllm.connector":
         return False
-    extra = transfer.kv_connector_extra_config
+    extra = settings_of(config)
     if extra.get("uneven"):
         return True
     allocator = configured_method(str(extra["policy"]))[1] if "policy" in extra else None

@@ -24,7 +24,7 @@ from kvp.ranking import EMPTY_SLOT, Protection, Selection
 from kvp.scoring import View, score_layers, sizes_of
 from kvp.vllm.backend import HeadPool, Running, Step, set_step
 from kvp.vllm.engine import BlockLayout, EngineModel, policy_of
-from kvp.vllm.plugin import BACKENDS
+from kvp.vllm.plugin import BACKENDS, settings_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -84,7 +84,7 @@ class Worker:
     def __init__(self, vllm_config: VllmConfig, model: EngineModel, folder: Path) -> None:
         """Raise UsageError or PolicyError where the configured policy cannot compress."""
         self._config, self._model, self._folder = vllm_config, model, folder
-        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        extra = settings_of(vllm_config)
         self._block_size = vllm_config.cache_config.block_size
         self._memory_bytes = float(extra.get("memory_gb", 4.0)) * 1e9
         self._contexts = LruCache[Context](self._memory_bytes)

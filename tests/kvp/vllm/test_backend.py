@@ -3,6 +3,7 @@
 The stock backend is a slow one of a few lines, with vLLM's interface.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -226,13 +227,18 @@ def test_other_layouts_are_refused():
         ("kvp.vllm.connector", {"policy": "nano"}, True),  # calibrated
         ("kvp.vllm.connector", {"policy": "keydiff"}, False),
         ("kvp.vllm.connector", {"policy": "nano+uniform"}, False),
-        ("kvp.vllm.connector", {}, False),
+        ("kvp.vllm.connector", {"num_threads": 4}, False),
         ("lmcache.connector", {"policy": "nano+global"}, False),
         (None, {}, False),
+        ("kvp.vllm.connector", {"uneven": "false"}, "'uneven' must be a bool, not 'false'"),
+        ("kvp.vllm.connector", {"memory_gb": True}, "'memory_gb' must be a float, not True"),
+        ("kvp.vllm.connector", {"polcy": "nano"}, "'polcy' is unknown .did you mean policy"),
     ],
 )
 def test_only_servers_whose_heads_share_a_budget_hold_uneven_counts(module, extra, expected):
     transfer = module and SimpleNamespace(
         kv_connector_module_path=module, kv_connector_extra_config=extra
     )
-    assert holds_uneven(SimpleNamespace(kv_transfer_config=transfer)) is expected
+    refused = isinstance(expected, str)
+    with pytest.raises(ValueError, match=expected) if refused else nullcontext():
+        assert holds_uneven(SimpleNamespace(kv_transfer_config=transfer)) is expected
