@@ -255,7 +255,7 @@ class EvictingCache(Cache):
 
     def reset(self) -> None:
         """Forget everything: the cache is as empty as a new one."""
-        self.prompt_state = self.begun_at = self.ids = None
+        self.prompt_state = self.begun_at = self.ids = self.recorder = None
         if not self.untouched:
             self.layers.clear()
         for index in self.stored:

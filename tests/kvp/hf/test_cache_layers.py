@@ -9,6 +9,7 @@ from transformers import DynamicCache
 
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, observe
+from kvp.hf.attention import QueryRecorder
 from kvp.hf.cache_layers import TAIL_GROWTH, EvictingLayer, RaggedLayer
 from kvp.hf.visibility import EMPTY
 
@@ -137,10 +138,12 @@ def test_positions_of_what_is_stored(qwen, prompt):
     expected = [[[3, 7, 9], [5, e, e]], [[2, e, e], [e, e, e]]]
     assert layer.positions.tolist() == expected
     assert (cache.get_seq_length(), cache.get_mask_sizes(4, 0)) == (20, (4, 20))
+    cache.recorder = QueryRecorder(4)
     qwen(prompt(2).expand(2, -1), past_key_values=cache)
     assert layer.positions.tolist() == [[[*head, 20, 21] for head in entry] for entry in expected]
     cache.reset()
     assert (cache.get_seq_length(), cache.nbytes, cache.evicted) == (0, 0, False)
+    qwen(prompt(2), past_key_values=cache)  # of another batch size
 
 
 @pytest.mark.parametrize("padded", [False, True])
