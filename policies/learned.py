@@ -8,7 +8,6 @@ policy was trained with the input `recent`: the last 32 queries then.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ from torch import Tensor
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
 from kvp.names import LEARNED
+from kvp.own_packages import warn_caller
 from kvp.scoring import Needs, View
 from policies.ranker import RECENT_QUERIES, HeadRankers, recent_features
 from policies.sources import PolicySource
@@ -145,10 +145,9 @@ class LearnedScorer:
             )
         spec = self.rankers.spec
         if view.layer == layers[0] and not spec.reach and tokens > 2 * spec.reference_length:
-            warnings.warn(
+            warn_caller(
                 f"policy {self.label} learned from contexts of at most {spec.reference_length} "
-                f"tokens and ranks {tokens}: expect it to fail, or train it with --reach",
-                stacklevel=1,
+                f"tokens and ranks {tokens}: expect it to fail, or train it with --reach"
             )
         self.rankers.to(view.keys.device)
         first = layers.index(view.layer) * self.geometry.kv_heads + layer_heads.start

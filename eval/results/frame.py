@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar
@@ -19,6 +18,7 @@ from eval.results.parts import results_folder
 from eval.results.sentences import KEPT, sentences
 from eval.results.settings import budget_order
 from eval.results.stats import Interval, holm
+from kvp.own_packages import warn_caller
 
 OVERALL = "all"
 """`task` of the rows over all usable tasks."""
@@ -124,7 +124,7 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
         frame = cls(list(results.records))
         frame.results = results
         if frame.unfinished:
-            warnings.warn(frame.unfinished, stacklevel=3)
+            warn_caller(frame.unfinished)
         return frame
 
     @property

@@ -276,8 +276,9 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(
         "Unfinished: 2 of 3 prompts of niah_single_1 (query_aware), 1 of 3 prompts of "
         "niah_single_1 (query_agnostic); 3 of 6 evaluations are done, the same command continues."
     )
-    with pytest.warns(UserWarning, match="Unfinished: 2 of 3 prompts"):
+    with pytest.warns(UserWarning, match="Unfinished: 2 of 3 prompts") as caught:
         table = kvp.read_results(tmp_path / "r")
+    assert caught[0].filename == __file__
     assert (table.unfinished, table.sentences()) == (said, [said])
     assert repr(table).splitlines()[0] == said
     numbers = table.summary()

@@ -67,6 +67,7 @@ def test_contexts_far_longer_than_the_training_are_warned_of(policy, make_view, 
         policy.score(make_view(tokens=21, layer=layer))
         assert len(recwarn) == lines
     assert "of at most 10 tokens and ranks 21: expect it to fail" in str(recwarn[0].message)
+    assert recwarn[0].filename == __file__
     if short.architecture == "fourier":
         policy.rankers.spec = replace(short, reach=5)
         policy.score(make_view(tokens=21, layer=0))
