@@ -22,6 +22,7 @@ from kvp.hf import geometry_of
 from kvp.hf.contexts import check_length, compress, context_ids
 from kvp.hf.loading import load_config, load_configured_model, load_configured_tokenizer
 from kvp.hf.model_config import context_limit
+from kvp.hf.shrink import REMEDY
 from kvp.messages import Text, check_messages
 from kvp.plugins import require
 from kvp.progress import Progress, say
@@ -56,7 +57,7 @@ def run(config: CompressConfig) -> None:
     model, tokenizer = load_configured_model(config, config.device)
     folder = OutputFolder(Path(config.out), CONTEXTS, shared=True)
     with catch_warnings(), folder, Progress("compressing", len(documents)) as progress:
-        warnings.showwarning = lambda text, *_: say(f"note: {text}".partition(": protection=")[0])
+        warnings.showwarning = lambda text, *_: say(f"note: {text}".removesuffix(REMEDY))
         for name, text in documents.items():
             context = compress(model, tokenizer, text, scorer, budget, allocator=allocator)
             file = str(context.write(config.out))

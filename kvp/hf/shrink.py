@@ -41,6 +41,8 @@ from kvp.scoring import (
     sizes_of,
 )
 
+REMEDY = ': protection="off" leaves all to the method'  # which programs do not offer
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvictionRule:
@@ -75,7 +77,7 @@ def shrink(
     if least < max(lengths, default=0) and 2 * protected >= least:
         warn_caller(
             f"half or more of the {least} tokens that stay are the {protected} protected ones, "
-            f'which budget {rule.budget} keeps at least: protection="off" leaves all to the method'
+            f"which budget {rule.budget} keeps at least{REMEDY}"
         )
     if rule.allocator is None and budgets == [columns - pad for pad in padding]:
         return
