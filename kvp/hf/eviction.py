@@ -68,7 +68,7 @@ def prefill_and_evict(
     `evicting` block of the same model.
     """
     model, rule = _prepare_rule(model, scorer, budget, protection, allocator, tokenizer)
-    batch, tokens = input_ids.shape
+    batch, tokens = _shape(input_ids)
     if not 0 <= fed_again < tokens:
         raise UsageError(f"fed_again must be 0 to {tokens - 1} of {tokens} tokens, got {fed_again}")
     cached = tokens - fed_again
