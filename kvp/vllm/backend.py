@@ -110,7 +110,7 @@ _step: Step | None = None
 
 
 def set_step(step: Step | None) -> None:
-    """Tell attention of this process which requests of a step are on contexts; None of no step."""
+    """Tell attention of this process which requests of a step are on contexts; None: none are."""
     global _step
     _step = step
 
@@ -326,7 +326,7 @@ def add_twin(stock: type[AttentionBackend]) -> type[AttentionBackend]:
 
 
 def __getattr__(name: str) -> Any:
-    """A backend by vLLM's name for it, as the current configuration wants it."""
+    """The backend that vLLM calls `name`, with a twin where the configuration needs one."""
     if name not in BACKENDS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vllm.config import get_current_vllm_config_or_none

@@ -71,11 +71,11 @@ class KvpConnector(KVConnectorBase_V1):
             self._worker = Worker(vllm_config, model, Path(folder))
             return
         self._model, self._folder = model, Path(folder)
-        self._requests: dict[str, tuple[ContextFacts | None, Load]] = {}
-        self._waiting: list[Load] = []
-        self._salts = count()
-        self._saves: dict[str, Save] = {}
-        self._answers: dict[str, dict[str, Any]] = {}
+        self._requests: dict[str, tuple[ContextFacts | None, Load]] = {}  # until they are finished
+        self._waiting: list[Load] = []  # from the allocation of their blocks to the next step
+        self._salts = count()  # one for each request that is refused
+        self._saves: dict[str, Save] = {}  # until the step that reads a prompt's last token
+        self._answers: dict[str, dict[str, Any]] = {}  # from then, or a refusal, to the reply
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
@@ -155,7 +155,7 @@ class KvpConnector(KVConnectorBase_V1):
         return work
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Remember what workers have saved until its request is answered, unless it was ended."""
+        """Keep what workers say of their saves for the replies; drop it for ended requests."""
         if isinstance(meta := connector_output.kv_connector_worker_meta, Saved):
             waited_for = self._answers.keys() & meta.answers
             self._answers.update({name: meta.answers[name] for name in waited_for})
@@ -163,7 +163,7 @@ class KvpConnector(KVConnectorBase_V1):
     def request_finished(
         self, request: Request, block_ids: Sequence[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Tell, beside the answer, of how many tokens the context really is."""
+        """Forget a request. Its reply tells the context's name and sizes, or an error."""
         self._saves.pop(request.request_id, None)
         answer = self._answers.pop(request.request_id, None)
         facts, load = self._requests.pop(request.request_id, (None, None))
@@ -189,7 +189,7 @@ class KvpConnector(KVConnectorBase_V1):
         self._worker.begin_step(self._work)
 
     def clear_connector_metadata(self) -> None:
-        """After the step: passes that vLLM makes for itself are of no context."""
+        """End the step: until the next one, attention runs without contexts."""
         super().clear_connector_metadata()
         set_step(None)
 
@@ -198,7 +198,7 @@ class KvpConnector(KVConnectorBase_V1):
         self._worker.load(self._work, forward_context.no_compile_layers)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Those that `Worker.load` could not fill."""
+        """Blocks that `Worker.load` could not fill since the last call."""
         unread, self._worker.unread = self._worker.unread, set()
         return unread
 

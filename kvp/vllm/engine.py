@@ -31,7 +31,7 @@ EQUAL = "compress with POLICY+uniform, whose heads keep equally many"
 def policy_of(name: str, geometry: Geometry) -> tuple[Scorer, Allocator | None]:
     """What an engine of this geometry compresses with: a policy or method, and its allocator.
 
-    Raises UsageError where none can, PolicyError where it was trained for another geometry.
+    Raises UsageError for one that reads queries, PolicyError for one of another geometry.
     """
     scorer, allocator = configured_method(name)
     if scorer.needs != Needs():
@@ -45,10 +45,10 @@ def policy_of(name: str, geometry: Geometry) -> tuple[Scorer, Allocator | None]:
 
 
 class EngineModel:
-    """What contexts have to fit."""
+    """The model of an engine, which contexts have to fit."""
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-        """Raise ValueError, at the start of the engine, where no context can be right in it."""
+        """Raise ValueError where the engine could answer from no context as transformers does."""
         self._config = model = vllm_config.model_config
         self.uneven = holds_uneven(vllm_config)
         block_size = vllm_config.cache_config.block_size
@@ -106,7 +106,7 @@ class EngineModel:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What `ContextFacts` say of the engine's model; it digests no merged weights."""
+        """What `ContextFacts` say of the engine's model, whose merged weights have no digest."""
         model = {
             "id": Path(self._config.model).name, "weights": None, "norms": self.norms,
             "dtype": self.dtype,
@@ -128,8 +128,7 @@ class EngineModel:
     def check_turned(self, keys: Tensor, token_ids: Sequence[int]) -> None:
         """Raise UsageError where keys [N, H, D] of the first layer do not turn as `rope` does.
 
-        They depend on token and position alone, so a token that comes twice tells; UsageError, too,
-        where none does.
+        They depend on token and position alone, so a token that comes twice tells: one has to.
         """
         places = list(enumerate(token_ids))
         first = {token: at for at, token in reversed(places)}

@@ -82,7 +82,7 @@ class Worker:
     """Loads context files of one folder into the engine's blocks, and writes files of prompts."""
 
     def __init__(self, vllm_config: VllmConfig, model: EngineModel, folder: Path) -> None:
-        """Raise UsageError or PolicyError where the configured policy cannot compress."""
+        """Raise UsageError or PolicyError as `policy_of`."""
         self._config, self._model, self._folder = vllm_config, model, folder
         extra = settings_of(vllm_config)
         self._block_size = vllm_config.cache_config.block_size
@@ -101,7 +101,7 @@ class Worker:
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
         """Find the cache of all layers.
 
-        Raises ValueError, or UsageError for another layout, where heads are not kept apart in it.
+        Raises UsageError for another layout than `LAYOUT`, ValueError for other backends or caches.
         """
         if not self._model.uneven:
             return
