@@ -35,12 +35,12 @@ from kvp.llamacpp.state import Rows, SequenceState
 from kvp.rope import Rope
 from kvp.scoring import ALL_QUERIES, Needs, View
 
-HADAMARD = 64
+HADAMARD_CHANNELS = 64
 """Channels that a quantised cache turns together are a power of two times this."""
 NEIGHBOURS = ("command-r", "cohere2", "glm4", "chatglm", "ernie4_5", "ernie4_5-moe")
 """Architectures whose channels transformers, too, turns in pairs 2i and 2i + 1."""
-PLAIN = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
-QUANTISED = 0.3
+FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
+LARGEST_ERROR = 0.3
 """Largest relative difference between a quantised cache and float16 (4 bits: about 0.1)."""
 
 
@@ -84,19 +84,19 @@ class Decoder:
 
     def read(self) -> SequenceState:
         """The cells of sequence 0. Raises ContextError where they are not this model's."""
-        return _read(self.llama._ctx, self.geometry)
+        return _read_state(self.llama._ctx, self.geometry)
 
     def write(self, state: SequenceState) -> None:
         """Put `state` in place of its sequence's cells; ContextError where there is no room."""
-        _write(self.llama._ctx, state)
+        _write_state(self.llama._ctx, state)
 
     def views(
         self, state: SequenceState, needs: Needs, budget: int, tokens: Sequence[int],
-        positions: np.ndarray, whole: int,
+        positions: np.ndarray, unbroken: int,
     ) -> Iterator[View]:  # fmt: skip
         """A view per layer, as scorers read it; `tokens` are the ids of all tokens that were read,
         N or more: the last ones count. `positions` [L, H, N] int64 are those that the keys
-        have; the last `whole` cells hold one token in all heads, without a gap.
+        have; the last `unbroken` cells hold one token in all heads, without a gap.
 
         Raises UsageError where `needs` has what llama.cpp cannot give.
         """
@@ -106,13 +106,13 @@ class Decoder:
                 "in llama.cpp a method can read keys, values, positions and the last queries: "
                 "use a policy, keydiff, knorm, lagkv, streaming_llm, snapkv or tova"
             )
-        queries = self._queries(state, min(wanted, whole), tokens)
+        queries = self._queries(state, min(wanted, unbroken), tokens)
         kept_positions = torch.from_numpy(positions)
-        gaps = whole < positions.shape[-1]
+        gaps = unbroken < positions.shape[-1]
         for layer in range(self.geometry.layers):
             yield View(
                 layer=layer,
-                keys=self._in_order(self._heads(state.keys[layer], "keys"))[None],
+                keys=self._order_channels(self._heads(state.keys[layer], "keys"))[None],
                 values=self._heads(state.values[layer], "values")[None],
                 positions=kept_positions[layer][None] if gaps else kept_positions[0, :1],
                 budget=budget,
@@ -123,12 +123,12 @@ class Decoder:
         """Keys or values of a layer as stored, but turned back: [H, N, D] float32."""
         flat = torch.from_numpy(np.ascontiguousarray(rows.floats()))
         heads = flat.view(-1, self.geometry.kv_heads, self.geometry.head_dim).transpose(0, 1)
-        if rows.type in PLAIN or not (block := self._turned[side]):
+        if rows.type in FLOATS or not (block := self._hadamard_blocks[side]):
             return heads
-        return _transform_channels(heads, block)
+        return _hadamard_transform(heads, block)
 
     @cached_property
-    def _turned(self) -> dict[str, int]:
+    def _hadamard_blocks(self) -> dict[str, int]:
         """Channels that a quantised cache turns together, 0 for none: of keys and values.
 
         The same few tokens are read into a cache of this kind and one of float16. Raises
@@ -138,11 +138,10 @@ class Decoder:
         for kind in (None, GGMLQuantizationType.F16):
             with closing(_Probe(self, 64, kind)) as probe:
                 probe.decode(range(32), 0)
-                states.append(_read(probe.context, self.geometry))
-        stored, plain = states
+                states.append(_read_state(probe.context, self.geometry))
         return {
-            side: _block(getattr(stored, side)[0].floats(), getattr(plain, side)[0].floats(), width)
-            for side, width in (("keys", self.geometry.head_dim), ("values", HADAMARD))
+            side: _hadamard_block(width, *(getattr(state, side)[0].floats() for state in states))
+            for side, width in (("keys", self.geometry.head_dim), ("values", HADAMARD_CHANNELS))
         }
 
     def move_keys(self, state: SequenceState, by: np.ndarray) -> SequenceState:
@@ -151,8 +150,8 @@ class Decoder:
         for rows, own in zip(state.keys, torch.from_numpy(by), strict=True):
             heads = self._heads(rows, "keys").clone()
             heads[..., order] = rope.rotate(heads[..., order], *rope.rotation(own))
-            if rows.type not in PLAIN and (block := self._turned["keys"]):
-                heads = _transform_channels(heads, block)
+            if rows.type not in FLOATS and (block := self._hadamard_blocks["keys"]):
+                heads = _hadamard_transform(heads, block)
             flat = heads.transpose(0, 1).flatten(1).numpy()
             try:
                 data = quantize(flat, rows.type).view(np.uint8).reshape(rows.data.shape)
@@ -181,7 +180,7 @@ class Decoder:
             for by in (0, 1, 64, 4096):  # the further, the more exact
                 llama_cpp.llama_memory_seq_add(memory, 0, 0, -1, by - at)
                 probe.decode([0], _last_position(probe.context) + 1)
-                rows = _read(probe.context, self.geometry).keys[0]
+                rows = _read_state(probe.context, self.geometry).keys[0]
                 heads = self._heads(rows, "keys")[:, :32, order[:turning]].numpy()
                 low, high = heads.T.reshape(2, half, -1)
                 keys.append(low + 1j * high)
@@ -189,7 +188,7 @@ class Decoder:
                 frequencies, at = frequencies + np.angle(turned) / max(by, 1), by
         return Rope(frequencies=torch.from_numpy(frequencies)), order
 
-    def _in_order(self, heads: Tensor) -> Tensor:
+    def _order_channels(self, heads: Tensor) -> Tensor:
         """Channels as transformers has them: [..., D]."""
         if not self.interleaved:
             return heads
@@ -207,14 +206,14 @@ class Decoder:
                 called = np.arange(count - cells, 0, dtype=np.int32) + state.positions[-count]
                 before = np.tile(np.arange(cells - count), (self.geometry.layers, 1, 1))
                 first = replace(state.take(before), positions=called)
-                _write(probe.context, replace(first, sequence=0, streams=1, stream=0))
+                _write_state(probe.context, replace(first, sequence=0, streams=1, stream=0))
             probe.decode(tokens[-count:], int(state.positions[-count]))
             given = dict(probe.queries)
         names = [f"Qcur-{layer}" for layer in range(self.geometry.layers)]
         if any(name not in given or given[name].size != prod(shape) for name in names):
             raise ModelError("llama.cpp does not name this model's queries: use another method")
         queries = [torch.from_numpy(given[name].reshape(shape)) for name in names]
-        return [self._in_order(rows.transpose(0, 1)) for rows in queries]
+        return [self._order_channels(rows.transpose(0, 1)) for rows in queries]
 
 
 class _Probe:
@@ -228,7 +227,7 @@ class _Probe:
         if type_k is not None:
             params.type_k = params.type_v = type_k
         self.queries: dict[str, np.ndarray] = {}
-        self._callback = llama_cpp.ggml_backend_sched_eval_callback(partial(_take, self.queries))
+        self._callback = llama_cpp.ggml_backend_sched_eval_callback(partial(_copy, self.queries))
         params.cb_eval = self._callback
         # A model keeps what its contexts register, for as long as it lives: this one has its own.
         model = SimpleNamespace(model=llama.model, _exit_stack=ExitStack())
@@ -246,7 +245,7 @@ class _Probe:
         self.queries.clear()
 
 
-def _take(queries: dict[str, np.ndarray], tensor: int, ask: bool, _: int | None) -> bool:
+def _copy(queries: dict[str, np.ndarray], tensor: int, ask: bool, _: int | None) -> bool:
     """Copy queries when they have been computed: the last ones of a layer are those after RoPE."""
     name = libggml.ggml_get_name(tensor).decode()
     is_query = name.startswith("Qcur-") and " " not in name
@@ -270,7 +269,7 @@ def _last_position(context: LlamaContext) -> int:
     return int(llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(context.ctx), 0))
 
 
-def _read(context: LlamaContext, geometry: Geometry) -> SequenceState:
+def _read_state(context: LlamaContext, geometry: Geometry) -> SequenceState:
     data = np.empty(llama_cpp.llama_state_seq_get_size(context.ctx, 0), np.uint8)
     pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
     size = llama_cpp.llama_state_seq_get_data(context.ctx, pointer, len(data), 0)
@@ -290,28 +289,28 @@ def _read(context: LlamaContext, geometry: Geometry) -> SequenceState:
     return state
 
 
-def _write(context: LlamaContext, state: SequenceState) -> None:
+def _write_state(context: LlamaContext, state: SequenceState) -> None:
     data = state.write()
     pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
     if llama_cpp.llama_state_seq_set_data(context.ctx, pointer, len(data), 0) != len(data):
         raise ContextError(f"no room for {len(state.positions)} cells: load it with a larger n_ctx")
 
 
-def _block(stored: np.ndarray, plain: np.ndarray, width: int) -> int:
+def _hadamard_block(width: int, stored: np.ndarray, plain: np.ndarray) -> int:
     """Block size of the Hadamard turn between `stored` and `plain` [N, channels]; 0 for none."""
-    largest = HADAMARD
+    largest = HADAMARD_CHANNELS
     while width % (2 * largest) == 0:
         largest *= 2
     for block in (0, largest):
         back = stored
         if block and stored.shape[1] % block == 0:
-            back = _transform_channels(torch.from_numpy(stored.copy()), block).numpy()
-        if np.linalg.norm(back - plain) < QUANTISED * np.linalg.norm(plain):
+            back = _hadamard_transform(torch.from_numpy(stored.copy()), block).numpy()
+        if np.linalg.norm(back - plain) < LARGEST_ERROR * np.linalg.norm(plain):
             return block
     raise ContextError("llama.cpp's quantised cache holds other numbers than its float16 one does")
 
 
-def _transform_channels(channels: Tensor, block: int) -> Tensor:
+def _hadamard_transform(channels: Tensor, block: int) -> Tensor:
     """Channels [..., C] times the Walsh-Hadamard matrix, its own inverse, in blocks of `block`."""
     matrix = torch.ones(1, 1)
     while len(matrix) < block:

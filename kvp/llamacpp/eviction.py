@@ -59,7 +59,7 @@ class _CellState:
         return int(self.positions.shape[-1]) + seen - self.seen
 
 
-def _hold_all(geometry: Geometry, positions: np.ndarray) -> _CellState:
+def _state_of_all(geometry: Geometry, positions: np.ndarray) -> _CellState:
     """All heads hold the tokens at `positions` [N]."""
     tiled = np.tile(positions.astype(np.int64), (geometry.layers, geometry.kv_heads, 1))
     end = int(positions[-1]) + 1 if len(positions) else 0
@@ -152,14 +152,14 @@ def shrink(
     budgeted = kept_tokens(parse_budget(budget), len(state.positions), protection)
     held, first = _SHRUNK.get(llama), int(state.positions[0])
     if held is None or first != held.end - held.count_at(held.seen) or seen < held.floor:
-        held = _hold_all(decoder.geometry, state.positions)
+        held = _state_of_all(decoder.geometry, state.positions)
         if first:
             raise ContextError(
                 f"the cells begin at position {first}: kvp does not know which tokens they hold; "
                 "shrink what this Llama has read itself"
             )
     cells = Cells(held, seen)
-    _cut(decoder, scorer, state, cells, budgeted, protection, tokens)
+    _evict_cells(decoder, scorer, state, cells, budgeted, protection, tokens)
     _SHRUNK[llama] = cells.held
     _read_anew_before(cells.held.floor, weakref.ref(llama))
     llama._requires_eval = True  # the logits of the last token are those of the full cache
@@ -212,14 +212,14 @@ def bounded(
     """
     protection = _protection(protection, scorer)
     decoder, least = _decoder(llama), 4 * max(protection.tokens, 8)
-    bound = _Bound(decoder, scorer, _bound_of(llama, cells, least), protection)
-    own = {"_n_ctx": llama._n_ctx, "input_ids": llama.input_ids}
+    bound = _BoundedSequence(decoder, scorer, _choose_most(llama, cells, least), protection)
+    saved = {"_n_ctx": llama._n_ctx, "input_ids": llama.input_ids}
     vars(llama).pop("eval", None)
     llama.reset()
     try:
         llama.eval([0] * (least // 2))
-        trial = Cells(_hold_all(decoder.geometry, np.arange(least // 2)), least // 2)
-        _cut(decoder, scorer, decoder.read(), trial, least // 4, protection, [0] * least)
+        trial = Cells(_state_of_all(decoder.geometry, np.arange(least // 2)), least // 2)
+        _evict_cells(decoder, scorer, decoder.read(), trial, least // 4, protection, [0] * least)
         _close_gaps(decoder, trial)
         llama.reset()
         llama._n_ctx, llama.input_ids = LONGEST, np.zeros(LONGEST, np.intc)
@@ -227,13 +227,13 @@ def bounded(
         yield bound.cells
     finally:
         vars(llama).pop("eval", None)
-        vars(llama).update(own)
+        vars(llama).update(saved)
         llama.reset()
         if llama.ctx is not None:
             llama._ctx.kv_cache_clear()
 
 
-def _bound_of(llama: Llama, cells: int | None, least: int) -> int:
+def _choose_most(llama: Llama, cells: int | None, least: int) -> int:
     """Cells that `bounded` may use, at least `least`; UsageError where it cannot work."""
     room = min(llama.n_ctx(), trained := llama_cpp.llama_model_n_ctx_train(llama.model))
     cells = room if cells is None else cells
@@ -249,7 +249,7 @@ def _bound_of(llama: Llama, cells: int | None, least: int) -> int:
 
 def _decoder(llama: Llama) -> Decoder:
     decoder = Decoder.of(llama)
-    if isinstance(getattr(llama.eval, "__self__", None), _Bound):
+    if isinstance(getattr(llama.eval, "__self__", None), _BoundedSequence):
         raise UsageError("this Llama is within bounded, which evicts by itself: leave that first")
     return decoder
 
@@ -259,13 +259,13 @@ def _protection(asked: Protection | None, scorer: Scorer) -> Protection:
     return replace(asked, recents=max(asked.recents, int(scorer.needs.queries > 0)))
 
 
-class _Bound:
-    """Sequence 0 of a llama within a number of cells."""
+class _BoundedSequence:
+    """Sequence 0 of a llama, which holds at most `most` cells."""
 
     def __init__(self, decoder: Decoder, scorer: Scorer, most: int, protection: Protection) -> None:
         self.decoder, self.scorer, self.most = decoder, scorer, most
         self.protection = protection
-        self.empty = _hold_all(decoder.geometry, np.zeros(0))
+        self.empty = _state_of_all(decoder.geometry, np.zeros(0))
         self.cells = Cells(self.empty)
         self.trained = llama_cpp.llama_model_n_ctx_train(decoder.llama.model)
 
@@ -299,7 +299,7 @@ class _Bound:
             raise ContextError("the llama.cpp cache was changed inside the block by something else")
         first = max(self.cells.seen - self.scorer.needs.queries, 0)
         tokens = self.decoder.llama.input_ids[first : self.cells.seen].tolist()
-        _cut(self.decoder, self.scorer, state, self.cells, keep, self.protection, tokens)
+        _evict_cells(self.decoder, self.scorer, state, self.cells, keep, self.protection, tokens)
 
 
 def _close_gaps(decoder: Decoder, cells: Cells) -> None:
@@ -310,7 +310,7 @@ def _close_gaps(decoder: Decoder, cells: Cells) -> None:
     cells.held = _CellState(positions, cells.seen, cells.kept, cells.held.floor)
 
 
-def _cut(
+def _evict_cells(
     decoder: Decoder, scorer: Scorer, state: SequenceState, cells: Cells, keep: int,
     protection: Protection, tokens: Sequence[int],
 ) -> None:  # fmt: skip

@@ -70,7 +70,7 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
     ours = Geometry.from_dict(facts.geometry), facts.vocabulary, facts.model["norms"], facts.rope
     with raising_as(gguf, ContextError):
         same = same_rope(facts.rope, file.rope, file.head_dim)
-        theirs = *_facts(file), facts.rope if same else file.rope
+        theirs = *_read_facts(file), facts.rope if same else file.rope
     names = "geometry", "vocabulary", "norms", "RoPE"
     for name, wanted, there in zip(names, ours, theirs, strict=True):
         if wanted != there:
@@ -79,8 +79,8 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
             )
     state = SequenceState(
         sequence=0, streams=1, stream=0, positions=np.arange(facts.kept, dtype=np.int32),
-        keys=tuple(_rows(keys, INTERLEAVED[file.architecture]) for keys in context.keys),
-        values=tuple(_rows(values, False) for values in context.values),
+        keys=tuple(_float16_rows(keys, INTERLEAVED[file.architecture]) for keys in context.keys),
+        values=tuple(_float16_rows(values, False) for values in context.values),
     )  # fmt: skip
     data = state.write()
     layers = 24 + 12 * facts.kept  # where the number of layers ends
@@ -106,7 +106,7 @@ def read_gguf(gguf: Path | str) -> Metadata:
     return file
 
 
-def _facts(file: Metadata) -> tuple[Geometry, int, str]:
+def _read_facts(file: Metadata) -> tuple[Geometry, int, str]:
     """Geometry, vocabulary and digest of the norms of a file's model."""
     layers, heads = file.fields["block_count"], file.fields["attention.head_count"]
     size = Geometry(
@@ -122,7 +122,7 @@ def _facts(file: Metadata) -> tuple[Geometry, int, str]:
     return size, file.vocabulary, norms_digest(weights)
 
 
-def _rows(part: Tensor, interleaved: bool) -> Rows:
+def _float16_rows(part: Tensor, interleaved: bool) -> Rows:
     """[k, H, D] as rows of float16, its channels in the file's order."""
     if interleaved:
         part = part.view(*part.shape[:2], 2, -1).mT.flatten(-2)

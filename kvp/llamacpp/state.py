@@ -20,7 +20,7 @@ from kvp.artifacts.files import raising_as
 from kvp.errors import ContextError
 
 MAGIC = 0xAF143CD8
-FOREIGN = (
+OTHER_LAYOUT = (
     "has a layout that kvp cannot read: use a llama-cpp-python that kvp's extra `llama-cpp` "
     "allows, and a model whose layers all see every token"
 )
@@ -72,7 +72,7 @@ class SequenceState:
     def read(cls, data: np.ndarray) -> SequenceState:
         """Read the state `data` [bytes] uint8. Raises ContextError where the layout is another."""
         reader, cells = _Reader(data), None
-        with raising_as("llama.cpp's cache", ContextError, FOREIGN):
+        with raising_as("llama.cpp's cache", ContextError, OTHER_LAYOUT):
             if reader.number("<u4") != MAGIC:
                 raise ValueError("it does not begin with the expected number")
             sequence, streams = reader.number("<i4"), reader.number("<u4")
@@ -81,7 +81,7 @@ class SequenceState:
                 if count and cells is not None:
                     raise ValueError("two streams hold cells")
                 if count:
-                    cells = (stream, *_cells(reader, count, sequence))
+                    cells = (stream, *_read_cells(reader, count, sequence))
             if reader.offset != len(data):
                 raise ValueError(f"{len(data) - reader.offset} bytes are left over")
         if cells is None:
@@ -108,16 +108,16 @@ class SequenceState:
         cells["position"], cells["sequences"], cells["sequence"] = self.positions, 1, self.sequence
         transposed = self.values[0].transposed
         before, after = [0] * self.stream, [0] * (self.streams - self.stream - 1)
-        parts = [_u4(MAGIC), np.array([self.sequence], "<i4"), _u4(self.streams, *before)]
-        parts += [_u4(len(cells)), cells, _u4(int(transposed), len(self.keys))]
+        parts = [_uint32(MAGIC), np.array([self.sequence], "<i4"), _uint32(self.streams, *before)]
+        parts += [_uint32(len(cells)), cells, _uint32(int(transposed), len(self.keys))]
         for rows in self.keys + self.values:
             parts.append(np.array([rows.type], "<i4"))
             if rows.transposed:
-                parts.append(_u4(rows.data.shape[2], rows.data.shape[0]))
+                parts.append(_uint32(rows.data.shape[2], rows.data.shape[0]))
             else:
                 parts.append(np.array([rows.data.shape[1]], "<u8"))
             parts.append(np.ascontiguousarray(rows.data))
-        parts.append(_u4(*after))
+        parts.append(_uint32(*after))
         return np.concatenate([part.reshape(-1).view(np.uint8) for part in parts])
 
     @property
@@ -141,7 +141,7 @@ class _Reader:
         return int(self.take(1, dtype)[0])
 
 
-def _cells(
+def _read_cells(
     reader: _Reader, count: int, sequence: int
 ) -> tuple[np.ndarray, tuple[Rows, ...], tuple[Rows, ...]]:
     """Positions, keys and values of one stream's cells, by ascending position."""
@@ -153,24 +153,24 @@ def _cells(
     if positions[0] < 0 or (np.diff(positions) < 1).any():
         raise ValueError("its positions do not differ")
     transposed, layers = reader.number("<u4"), reader.number("<u4")
-    keys = tuple(_rows(reader, count) for _ in range(layers))
-    read_values = _channels if transposed else _rows
+    keys = tuple(_read_rows(reader, count) for _ in range(layers))
+    read_values = _read_transposed if transposed else _read_rows
     values = tuple(read_values(reader, count) for _ in range(layers))
     if (np.diff(order) != 1).any():
         keys, values = (tuple(rows.take(order[None]) for rows in side) for side in (keys, values))
     return positions, keys, values
 
 
-def _rows(reader: _Reader, count: int) -> Rows:
+def _read_rows(reader: _Reader, count: int) -> Rows:
     kind, width = GGMLQuantizationType(reader.number("<i4")), reader.number("<u8")
     return Rows(kind, reader.take(count * width).reshape(count, width))
 
 
-def _channels(reader: _Reader, count: int) -> Rows:
+def _read_transposed(reader: _Reader, count: int) -> Rows:
     kind = GGMLQuantizationType(reader.number("<i4"))
     size, channels = reader.number("<u4"), reader.number("<u4")
     return Rows(kind, reader.take(count * size * channels).reshape(channels, count, size))
 
 
-def _u4(*numbers: int) -> np.ndarray:
+def _uint32(*numbers: int) -> np.ndarray:
     return np.array(numbers, "<u4")
