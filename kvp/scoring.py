@@ -172,6 +172,11 @@ def as_scorer(thing: object) -> object:
     return thing
 
 
+def label_of(scorer: Scorer) -> str:
+    """What a method is called in messages and files: a policy's label, or else its name."""
+    return str(getattr(scorer, "label", scorer.name))
+
+
 @runtime_checkable
 class SelfSizing(Protocol):
     """A scorer that also gives each head a size (GVote)."""

@@ -30,7 +30,7 @@ from kvp.hf.visibility import EMPTY
 from kvp.messages import Text, check_text, render_chat
 from kvp.model_fingerprint import can_turn, is_norm, norms_digest, rope_facts
 from kvp.ranking import Allocator, Protection, protection_of
-from kvp.scoring import Scorer
+from kvp.scoring import Scorer, label_of
 
 
 def context_ids(text: Text, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -81,8 +81,7 @@ def compress(
         model, feed, scorer, kept, protection,
         allocator=whole_blocks(allocator, kept, len(ids)), tokenizer=tokenizer,
     )  # fmt: skip
-    policy = getattr(scorer, "label", scorer.name)
-    return context_of(cache, model, tokenizer, ids, policy=policy, budget=str(asked))
+    return context_of(cache, model, tokenizer, ids, policy=label_of(scorer), budget=str(asked))
 
 
 def context_of(

@@ -18,7 +18,7 @@ from kvp.hf.model_config import geometry_of
 from kvp.hf.rotary import rope_kept, rotary_of
 from kvp.names import NANO
 from kvp.own_packages import warn_caller
-from kvp.scoring import Scorer
+from kvp.scoring import Scorer, label_of
 
 
 def model_identity(
@@ -102,10 +102,7 @@ def warn_of_another_model(model: PreTrainedModel, scorer: Scorer) -> None:
     trained_on = metadata.get("model") if isinstance(metadata, Mapping) else None
     refused = getattr(scorer, "geometry", geometry) != geometry  # it says so when it scores
     if not refused and (name := another_model(model, trained_on)) is not None:
-        warn_caller(
-            f"policy {getattr(scorer, 'label', scorer.name)} was trained on {name}: "
-            "its scores mean little here"
-        )
+        warn_caller(f"policy {label_of(scorer)} was trained on {name}: its scores mean little here")
 
 
 def another_model(model: PreTrainedModel, recorded: object) -> str | None:

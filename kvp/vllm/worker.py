@@ -21,7 +21,7 @@ from kvp.contexts import SUFFIX, Context, kept_rows, pack_context, read_context,
 from kvp.errors import ContextError, KvpError, UsageError, one_line
 from kvp.lru_cache import LruCache
 from kvp.ranking import EMPTY_SLOT, Protection, Selection
-from kvp.scoring import View, score_layers, sizes_of
+from kvp.scoring import View, label_of, score_layers, sizes_of
 from kvp.vllm.backend import HeadPool, Running, Step, set_step
 from kvp.vllm.engine import BlockLayout, EngineModel, policy_of
 from kvp.vllm.plugin import BACKENDS, settings_of
@@ -203,7 +203,7 @@ class Worker:
         context = pack_context(
             ((*rows, held[index]) for index, rows in enumerate(self._prompt(save))),
             torch.tensor(save.token_ids), self._model.rope, **self._model.facts, tokenizer=None,
-            policy=getattr(scorer, "label", scorer.name), budget=save.budget,
+            policy=label_of(scorer), budget=save.budget,
         )  # fmt: skip
         context.write(self._folder)
         answer = {"digest": context.name, "tokens": tokens, "kept": context.facts.kept}

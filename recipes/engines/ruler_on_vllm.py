@@ -42,6 +42,7 @@ from kvp.hf.prefill import prefill
 from kvp.hf.shrink import Choice, gather, score_and_select
 from kvp.names import split_list
 from kvp.ranking import Protection
+from kvp.scoring import label_of
 from kvp.vllm.plugin import configured_method
 
 NEW_TOKENS = 64
@@ -111,7 +112,7 @@ class Both:
         for number, kept in score_and_select(seen, scorer, choices):
             made[number] = context_of(
                 gather(seen, kept), self.model, self.tokenizer, ids,
-                policy=getattr(scorer, "label", scorer.name), budget=budgets[number],
+                policy=label_of(scorer), budget=budgets[number],
             )  # fmt: skip
             made[number].write(self.folder)
         return [made[number] for number in range(len(budgets))]
