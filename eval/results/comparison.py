@@ -212,13 +212,21 @@ class Comparison:
             and (lead := self.cells.get((first, spec))) and (gap := self.minus(estimate, lead))
         }  # fmt: skip
 
-    @property
+    @cached_property
     def test_count(self) -> int:
-        """Number of differences that Holm's correction counts: all `gaps`, or, where the first
-        method was picked as best on these prompts, those of all pairs of compared methods.
+        """Number of differences that Holm's correction counts, over all budgets: those of a policy
+        to the others, or, where the first method was picked as best on these prompts, those of all
+        pairs of compared methods. The first is that of `best`, and that of `best_at` the budget.
         """
-        methods = len(self.best.compared) if self.best and not self.best.learned else 2
-        return len(self.gaps) * max(2, methods) // 2
+        doubled = 0
+        for budget in self.budgets:
+            if self.best and (at := self.best_at(budget)):
+                having = {one for one, spec in self.cells if spec == budget}
+                firsts = having & {self.best.settings[0], at.settings[0]}
+                picked = any(first.method != LEARNED for first in firsts)
+                others = len(having.intersection((*self.choices, *at.compared))) - 1
+                doubled += others * (max(2, len(at.compared)) if picked else 2 * len(firsts))
+        return doubled // 2
 
     @cached_property
     def significant(self) -> set[CellKey]:
@@ -230,7 +238,8 @@ class Comparison:
     ) -> tuple[Mapping[MethodSetting, Interval], set[MethodSetting]]:
         """The first method of `best` minus each other one, and which differences are significant.
 
-        They are tested together with `gaps`, or, if `best` has another first method, alone.
+        They are tested together with `gaps`, or, if `best` has another first method, alone; always
+        corrected for `test_count`.
         """
         first, *others = best.settings
         lead = self.cells[first, best.budget]

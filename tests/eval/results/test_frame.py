@@ -216,15 +216,31 @@ def test_what_a_policy_was_trained_on_is_in_the_sentence(tasks, words):
     assert words in " ".join(sentences(comparison))
 
 
-def test_one_method_beside_the_oracle_is_compared():
-    records = [
-        _record(method, budget, example=str(example), score=score)
-        for method, score in (("full", 1.0), ("oracle", 1.0), ("snapkv", 0.0))
-        for budget in ((None,) if method == "full" else ("25%", "50%"))
-        for example in range(40)
+def _answers(*scores):
+    """40 prompts of each method at each budget, all with its score."""
+    return [
+        _record(method, budget, str(n), score=score, **(LEARNED if method == "kvp" else {}))
+        for method, budget, score in scores
+        for n in range(40)
     ]
-    (comparison,) = _compared(records)
+
+
+def test_one_method_beside_the_oracle_is_compared():
+    pairs = itertools.product((("oracle", 1.0), ("snapkv", 0.0)), ("25%", "50%"))
+    scores = ((method, budget, score) for (method, score), budget in pairs)
+    (comparison,) = _compared(_answers(("full", None, 1.0), *scores))
     assert {spec for _, spec in comparison.significant} == {"25%", "50%"}
+
+
+def test_the_correction_counts_pairs_where_an_extended_folder_has_another_first_method():
+    first = (("full", None, 1.0), ("kvp", "12.5%", 1.0), ("snapkv", "12.5%", 0.0))
+    later = (("snapkv", "25%", 1.0), ("keydiff", "25%", 0.0), ("random", "25%", 0.0))
+    (comparison,) = _compared(_answers(*first, *later))
+    assert comparison.best.settings[0].method == "kvp"
+    _, significant = comparison.differences(comparison.best_at("25%"))
+    assert {setting.method for setting in significant} == {"keydiff", "random"}
+    assert comparison.test_count == 1 + 3  # with kvp, and the pairs of three methods
+    assert _compared(_answers(*first))[0].test_count == 1
 
 
 def test_nulls_are_named_apart_and_settings_not_chosen_on_the_prompts_shown():
