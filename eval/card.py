@@ -13,7 +13,7 @@ from typing import Any
 from eval.report import tables
 from eval.results.comparison import compare_all
 from eval.results.folder import load_results
-from eval.results.records import group_by, value_of
+from eval.results.records import group_by, key_of, value_of
 from kvp.artifacts.manifest import sha256_file, shown_text
 from kvp.errors import PolicyError, UsageError
 from kvp.hub import HubName
@@ -68,7 +68,11 @@ def _skills(meta: PolicyMeta) -> Iterator[str]:
 
 
 def _measured_facts(folder: Path, policy: Shard) -> dict[str, Any]:
-    """What a results folder says of a policy; `allocator` is the best on average, None: uniform."""
+    """What a results folder says of a policy.
+
+    `allocator`, None for uniform, is the best where all were measured: on the prompts, budgets and
+    protection that they share; without any, the default.
+    """
     results = load_results(folder)
     manifest, policies = results.manifest, results.manifest.get("policies", {})
     digest = sha256_file(policy.source.folder / INDEX)
@@ -81,8 +85,13 @@ def _measured_facts(folder: Path, policy: Shard) -> dict[str, Any]:
             f"{folder} holds no results of {policy.source.name} as it is: evaluate this "
             "policy with kvp eval, or name another folder"
         )
-    means = {name: fmean(map(value_of, rows)) for name, rows in sorted(by_allocator.items())}
-    allocator = max(means, key=lambda name: means[name])
+    where = ("protocol", "task", "example", "budget_spec", "protected")
+    values = {name: {key_of(row, where): value_of(row) for row in rows}
+              for name, rows in sorted(by_allocator.items())}  # fmt: skip
+    shared = set.intersection(*map(set, values.values()))
+    allocator = "global" if policy.calibration else UNIFORM
+    if shared:
+        allocator = max(values, key=lambda name: sum(values[name][key] for key in shared))
     # Rows of other policies are left out on purpose: what is unfinished is said of the whole.
     part = replace(results, records=tuple(records), manifest={**manifest, "planned": []})
     lacking = results.unfinished

@@ -15,10 +15,10 @@ from policies.policy_files import PolicyMeta, load_shard, save_policy
 from policies.sources import INDEX
 
 
-def record(policy, budget, score, example):
+def record(policy, budget, score, example, allocator="uniform"):
     method = "full" if budget is None else "kvp" if policy else "knorm"
     return {
-        "model": "nano", "method": method, "variant": "auto", "allocator": "uniform",
+        "model": "nano", "method": method, "variant": "auto", "allocator": allocator,
         "policy": policy, "policy_seed": 3 if policy else None, "protected": False,
         "protocol": "query_aware", "task": "niah_single_1", "split": "test", "length": 256,
         "budget_spec": budget, "budget": budget and 32, "example": str(example), "seed": 0,
@@ -71,6 +71,15 @@ def test_a_card_tells_what_the_policy_and_its_results_record(policy_folder, resu
     (row,) = [line for line in card.splitlines() if line.startswith("| kvp (")]
     assert row.startswith("| kvp (unprotected) | 90.0 (")
     assert "100.0" not in row.partition(" | ")[2].partition("(")[0]
+
+
+def test_the_allocator_is_the_best_on_what_all_were_measured_on(policy_folder, results):
+    assert "allocator=" not in _card(policy_folder, results=results)
+    rows = [record("mine", "12.5%", 1.0, example, "global") for example in range(10)]
+    rows += [record("mine", "50%", 1.0, example) for example in range(30)]  # uniform: 39 of 40
+    rows[0]["score"] = 0.5  # global: 9.5 of the 10 prompts that uniform answers 9 of
+    JsonLines(results / "rows.jsonl").append(rows)
+    assert 'allocator=make_allocator("global")' in _card(policy_folder, results=results)
 
 
 def test_a_base_model_is_one_of_the_hub(policy_folder, tmp_path):
