@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from textwrap import shorten
 
+_SETTING = re.compile(r"(?<!kvp collect )(?<!kvp train )(?<!kvp eval )(?<![\w-])--(?=[a-z])")
+
 
 class KvpError(Exception):
     """Base of every error a user can cause; its text is one line, whatever a file or name holds."""
@@ -80,9 +82,9 @@ def name_meant(name: str, names: Iterable[str], unlisted: Iterable[str] = ()) ->
 
 @contextmanager
 def in_python() -> Iterator[None]:
-    """Around a call from Python: messages name settings without the dashes of their flags."""
+    """Around a call from Python: messages name settings without dashes, but in commands of kvp."""
     try:
         yield
     except KvpError as error:
-        error.args = (re.sub(r"(?<![\w-])--(?=[a-z])", "", str(error)),)
+        error.args = (_SETTING.sub("", str(error)),)
         raise

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import kvp
-from kvp.errors import UsageError
+from kvp.errors import UsageError, in_python
 
 ROOT = Path(kvp.__file__).parent.parent
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -90,3 +90,6 @@ def test_programs_from_python_take_the_flags_as_keywords(tmp_path):
     with pytest.raises(UsageError, match="no protocol 'b'"):
         kvp.evaluate(out="o", protocols=["query_aware", "b"])  # a list in place of commas
     assert kvp.collect(out=str(tmp_path / "traces"), dry_run=True) is None
+    said = "^label x: kvp needs a; kvp collect --labels x$"
+    with pytest.raises(UsageError, match=said), in_python():
+        raise UsageError("--label x: kvp needs --a; kvp collect --labels x")
