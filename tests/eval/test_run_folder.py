@@ -1,9 +1,9 @@
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
-from eval.config import EvalConfig
+from eval.config import IDENTITY_FIELDS, EvalConfig
 from eval.run_folder import open_folder, write_manifest
 from kvp.errors import ResultsError
 
@@ -34,6 +34,12 @@ def test_a_run_may_grow_in_its_own_folder(tmp_path):
     assert manifest["notes"] == ["a note", "another"]
     assert manifest["config"]["prompts"] == 7
     assert [run["config"]["prompts"] for run in manifest["earlier_runs"]] == [100]
+    may_change = (
+        "dry_run rank world_size engine workers device protection policies decode_batch tasks out "
+        "methods allocators budgets protocols prompts timing_prompts"
+    )
+    flags = sorted(flag.name for flag in fields(EvalConfig))
+    assert sorted([*IDENTITY_FIELDS, *may_change.split()]) == flags
     _write(larger)  # a resumed run is not a new one
     manifest = json.loads((tmp_path / "results" / "manifest.json").read_text())
     assert len(manifest["earlier_runs"]) == 1
