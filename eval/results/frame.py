@@ -30,7 +30,8 @@ def closing_text(comparisons: Sequence[Comparison], width: int = 100) -> str:
     for comparison in comparisons:
         lines += [line for line in sentences(comparison) if line not in lines]
         lines.append(f"{title(comparison)} (95 % interval)")
-        lines.append(short_table(comparison, interval=True).to_string(line_width=width))
+        if comparison.cells:
+            lines.append(short_table(comparison, interval=True).to_string(line_width=width))
     settings = {setting for comparison in comparisons for setting in comparison.settings}
     lines += dict.fromkeys(comparison.interval for comparison in comparisons)
     if any(setting.protected for setting in settings):
@@ -168,5 +169,5 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
         for comparison in self.comparisons:
             lines = (*sentences(comparison), title(comparison))
             parts += [f"<p>{html.escape(line)}</p>" for line in lines]
-            parts.append(short_table(comparison).to_html())
+            parts += [short_table(comparison).to_html()] if comparison.cells else []
         return "".join(parts)

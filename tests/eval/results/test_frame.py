@@ -68,6 +68,8 @@ def test_seeds_of_a_policy_form_one_line_and_protection_makes_two():
     assert f"{half} and policy seeds\n" in _text(records[:2])
     assert "interval over prompts\n" in _text(records[-1:])
     assert "2.72\n" in _text(records[-1:])  # and no interval of a single text
+    apart = _text([records[0], _record("full", None, "b", score=1.0)])  # none answered both
+    assert "full, kvp, which answered only some of the prompts (95 % interval)\n95" in apart
 
 
 def test_allocators_have_their_lines_and_chosen_sizes_their_column():
