@@ -23,6 +23,7 @@ from kvp.own_packages import import_own
 from kvp.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from eval.card import model_card
@@ -78,7 +79,7 @@ def evaluate(
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     **settings: Any,  # noqa: ANN401
-) -> ResultsFrame:
+) -> ResultsFrame | DataFrame:
     """Evaluate methods as kvp eval does; a table with a row per prompt and setting.
 
     Settings are its flags: `tasks=["chat"]`, `budgets=["25%", 64]`, `prompts=20`, ... In `methods`
@@ -87,8 +88,9 @@ def evaluate(
     with its `tokenizer`. Columns are those of rows.jsonl (`docs/formats.md`); the table says its
     message when it is printed, and has `summary()`, `sentences()`, `table()` and `unfinished`
     (`eval.results.frame.ResultsFrame`), which a selection from it has not. Without `out=`
-    nothing is kept on disk, and times are not measured unless they are asked for. Raises KvpError
-    on anything the caller can mend.
+    nothing is kept on disk, and times are not measured unless they are asked for. With
+    `dry_run=True` it is a plain pandas table of one prompt's rows. Raises KvpError on anything the
+    caller can mend.
     """
     from tempfile import TemporaryDirectory
 
@@ -105,7 +107,7 @@ def evaluate(
             settings = {"timing_prompts": 0, **settings, "out": f"{folder}/results"}
         config = _config("eval", "EvalConfig", settings)
         run = import_own("eval.run").run_from_python  # names are checked: torch may be imported
-        table: ResultsFrame = run(config, loaded, temporary=temporary)
+        table: ResultsFrame | DataFrame = run(config, loaded, temporary=temporary)
         return table
 
 
