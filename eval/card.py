@@ -68,11 +68,7 @@ def _skills(meta: PolicyMeta) -> Iterator[str]:
 
 
 def _measured_facts(folder: Path, policy: Shard) -> dict[str, Any]:
-    """What a results folder says of a policy.
-
-    `allocator`, None for uniform, is the best where all were measured: on the prompts, budgets and
-    protection that they share; without any, the default.
-    """
+    """A results folder's facts on a policy; `allocator`: the best where all ran, None: uniform."""
     results = load_results(folder)
     manifest, policies = results.manifest, results.manifest.get("policies", {})
     digest = sha256_file(policy.source.folder / INDEX)

@@ -88,9 +88,8 @@ def evaluate(
     with its `tokenizer`. Columns are those of rows.jsonl (`docs/formats.md`); the table says its
     message when it is printed, and has `summary()`, `sentences()`, `table()` and `unfinished`
     (`eval.results.frame.ResultsFrame`), which a selection from it has not. Without `out=`
-    nothing is kept on disk, and times are not measured unless they are asked for. With
-    `dry_run=True` it is a plain pandas table of one prompt's rows. Raises KvpError on anything the
-    caller can mend.
+    nothing is kept on disk, and times are not measured unless they are asked for. A dry run gives
+    one prompt's rows in a plain pandas table. Raises KvpError on anything the caller can mend.
     """
     from tempfile import TemporaryDirectory
 

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from textwrap import shorten
 
-_SETTING = re.compile(r"(?<!kvp collect )(?<!kvp train )(?<!kvp eval )(?<![\w-])--(?=[a-z])")
-
 
 class KvpError(Exception):
     """Base of every error a user can cause; its text is one line, whatever a file or name holds."""
@@ -86,5 +84,6 @@ def in_python() -> Iterator[None]:
     try:
         yield
     except KvpError as error:
-        error.args = (_SETTING.sub("", str(error)),)
+        setting = r"(?<!kvp collect )(?<!kvp train )(?<!kvp eval )(?<![\w-])--(?=[a-z])"
+        error.args = (re.sub(setting, "", str(error)),)
         raise

@@ -214,9 +214,8 @@ class Comparison:
 
     @cached_property
     def test_count(self) -> int:
-        """Number of differences that Holm's correction counts, over all budgets: those of a policy
-        to the others, or, where the first method was picked as best on these prompts, those of all
-        pairs of compared methods. The first is that of `best`, and that of `best_at` the budget.
+        """Number of differences that Holm's correction counts, at all budgets: to a policy that is
+        first (in `best` or `best_at`), or, where the first was picked on these prompts, all pairs.
         """
         doubled = 0
         for budget in self.budgets:
@@ -238,8 +237,7 @@ class Comparison:
     ) -> tuple[Mapping[MethodSetting, Interval], set[MethodSetting]]:
         """The first method of `best` minus each other one, and which differences are significant.
 
-        They are tested together with `gaps`, or, if `best` has another first method, alone; always
-        corrected for `test_count`.
+        They are tested together with `gaps`, or, if `best` has another first method, alone.
         """
         first, *others = best.settings
         lead = self.cells[first, best.budget]

@@ -1,5 +1,6 @@
 import json
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
@@ -15,12 +16,13 @@ def _config(folder, **fields):
 def _write(config, policies=None, notes=(), model=None):
     with open_folder(config, policies or {}) as folder:
         write_manifest(folder, config, policies or {}, notes, model_digest=model)
+    return json.loads(Path(config.out, "manifest.json").read_text())
 
 
 def test_notes_name_no_folder_of_this_machine(tmp_path):
     config = _config(tmp_path)
-    _write(config, notes=[f"--squad {tmp_path}/s.jsonl: left out 2, kvp/seed0 and 1/2 stay"])
-    manifest = json.loads((tmp_path / "results" / "manifest.json").read_text())
+    notes = [f"--squad {tmp_path}/s.jsonl: left out 2, kvp/seed0 and 1/2 stay"]
+    manifest = _write(config, notes=notes)
     assert manifest["notes"] == ["--squad s.jsonl: left out 2, kvp/seed0 and 1/2 stay"]
 
 
@@ -28,20 +30,15 @@ def test_a_run_may_grow_in_its_own_folder(tmp_path):
     config = _config(tmp_path)
     _write(config, {"seed0": "aa"}, ["a note"])
     larger = replace(config, prompts=7, methods="tova", tasks="chat", budgets="30", device="cuda")
-    _write(larger, {"seed1": "bb"}, ["a note", "another"])
-    manifest = json.loads((tmp_path / "results" / "manifest.json").read_text())
+    manifest = _write(larger, {"seed1": "bb"}, ["a note", "another"])
     assert manifest["policies"] == {"seed0": "aa", "seed1": "bb"}
     assert manifest["notes"] == ["a note", "another"]
     assert manifest["config"]["prompts"] == 7
     assert [run["config"]["prompts"] for run in manifest["earlier_runs"]] == [100]
-    may_change = (
-        "dry_run rank world_size engine workers device protection policies decode_batch tasks out "
-        "methods allocators budgets protocols prompts timing_prompts"
-    )
-    flags = sorted(flag.name for flag in fields(EvalConfig))
-    assert sorted([*IDENTITY_FIELDS, *may_change.split()]) == flags
-    _write(larger)  # a resumed run is not a new one
-    manifest = json.loads((tmp_path / "results" / "manifest.json").read_text())
+    may_change = "dry_run rank world_size engine workers device protection policies decode_batch "
+    may_change += "tasks out methods allocators budgets protocols prompts timing_prompts"
+    assert {flag.name for flag in fields(EvalConfig)} == {*IDENTITY_FIELDS, *may_change.split()}
+    manifest = _write(larger)  # a resumed run is not a new one
     assert len(manifest["earlier_runs"]) == 1
     assert manifest["policies"] == {"seed0": "aa", "seed1": "bb"}
 

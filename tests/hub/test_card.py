@@ -71,13 +71,9 @@ def test_a_card_tells_what_the_policy_and_its_results_record(policy_folder, resu
     (row,) = [line for line in card.splitlines() if line.startswith("| kvp (")]
     assert row.startswith("| kvp (unprotected) | 90.0 (")
     assert "100.0" not in row.partition(" | ")[2].partition("(")[0]
-
-
-def test_the_allocator_is_the_best_on_what_all_were_measured_on(policy_folder, results):
-    assert "allocator=" not in _card(policy_folder, results=results)
-    rows = [record("mine", "12.5%", 1.0, example, "global") for example in range(10)]
-    rows += [record("mine", "50%", 1.0, example) for example in range(30)]  # uniform: 39 of 40
-    rows[0]["score"] = 0.5  # global: 9.5 of the 10 prompts that uniform answers 9 of
+    assert "allocator=" not in card
+    rows = [record("mine", "12.5%", 0.95, example, "global") for example in range(10)]
+    rows += [record("mine", "50%", 1.0, example) for example in range(30)]  # at 12.5%: 90%
     JsonLines(results / "rows.jsonl").append(rows)
     assert 'allocator=make_allocator("global")' in _card(policy_folder, results=results)
 
