@@ -1,6 +1,6 @@
 """Time of one decoded token with the full cache and with evicted ones, side by side.
 
-    python -m benchmarks.decoding --out benchmarks/results/decoding.json
+    python -m benchmarks.decoding --out FILE
 
 Models are those of `benchmarks.models`; `wide` has 2 layers with the heads of Qwen2.5-7B (28 query
 and 4 KV heads, head_dim 128) and narrow projections, so that its time is the cache's. `attention`
