@@ -126,7 +126,7 @@ def check_methods(specs: Iterable[str], flag: str, others: Sequence[str] = OTHER
     others = (*EXTERNAL_NAMES, *others)
     for spec in specs:
         scorer, allocator = split_method(spec)
-        if message := _name_error("method", scorer, SCORER_NAMES, others):
+        if message := name_error("method", scorer, SCORER_NAMES, others):
             raise UsageError(f"--{flag}: {', '.join((message, *others))}")
         if allocator is not None:
             check_allocators([allocator], flag)
@@ -135,7 +135,7 @@ def check_methods(specs: Iterable[str], flag: str, others: Sequence[str] = OTHER
 def check_allocators(specs: Iterable[str], flag: str) -> None:
     """Raise UsageError, naming the flag, on an allocator that cannot exist."""
     for spec in specs:
-        if message := _name_error("allocator", spec, ALLOCATOR_NAMES):
+        if message := name_error("allocator", spec, ALLOCATOR_NAMES):
             raise UsageError(f"--{flag}: {message}")
 
 
@@ -156,15 +156,20 @@ def split_specification(text: str) -> tuple[str, str, str, str]:
     return name, colon, argument, parenthesis + options
 
 
-def unknown_name(
-    kind: str, name: str, argument: str | None, names: Collection[str], others: Sequence[str] = (),
-    policy: str = "",
-) -> str:  # fmt: skip
-    """The message on an unknown name; the `others` are suggested and not listed.
+def name_error(
+    kind: str, spec: str, names: Collection[str], others: Sequence[str] = (), policy: str = ""
+) -> str:
+    """The message on a specification whose name cannot exist; empty where it may.
 
-    `policy` is the text as written, where it could also have named a policy.
+    A name without a dot counts as a module's only if there is such a module, so that a misspelt
+    method is not taken for one. The `others` are suggested and not listed; `policy` is the text as
+    written, where it could also have named a policy.
     """
-    module = is_object_name(f"{name}:{argument or ''}")
+    name, _, argument, _ = split_specification(spec)
+    module = is_object_name(f"{name}:{argument}")
+    own = module and ("." in name or module_exists(name))
+    if not name or name in (*names, *others) or own:
+        return ""
     hint = did_you_mean(name, (*names, *others), cutoff=0.75 if module else 0.6)
     hint = " (this is a policy)" if name in POLICIES else hint
     if module and not hint:
@@ -174,15 +179,6 @@ def unknown_name(
     return (
         f"unknown {kind} {name!r}{hint}: choose from {', '.join(names)}, package.module:Name" + more
     )
-
-
-def _name_error(kind: str, spec: str, names: Collection[str], others: Sequence[str] = ()) -> str:
-    """`unknown_name` of a specification whose name cannot exist; empty where it may."""
-    name, colon, argument, _ = split_specification(spec)
-    own = is_object_name(f"{name}:{argument}") and ("." in name or module_exists(name))
-    if not name or name in (*names, *others) or own:
-        return ""
-    return unknown_name(kind, name, argument if colon else None, names, others)
 
 
 def split_list(text: str) -> tuple[str, ...]:

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kvp.errors import UsageError
-from kvp.names import KVZAP, UNIFORM, split_method, split_specification, unknown_name
-from kvp.plugins import import_object, instance_of, is_object_name, module_exists
+from kvp.names import KVZAP, OTHER_METHODS, UNIFORM, name_error, split_method, split_specification
+from kvp.plugins import import_object, instance_of
 from kvp.ranking import Allocator
 from kvp.scoring import Needs, Scorer, SelfSizing, as_scorer
 from policies.allocators.ada import Ada
@@ -41,9 +41,10 @@ from policies.gvote import GVote
 from policies.h2o import H2O
 from policies.keydiff import KeyDiff
 from policies.knorm import KNorm
-from policies.kvzap import kvzap_scorer
+from policies.kvzap import KVzap, kvzap_scorer
 from policies.kvzip import KVzip
 from policies.lagkv import LagKV
+from policies.learned import LearnedScorer
 from policies.snapkv import SnapKV
 from policies.streaming_llm import StreamingLLM
 from policies.tova import TOVA
@@ -121,9 +122,8 @@ def make_scorer(
         missing = [part for part in ("name", "needs", "score") if not hasattr(scorer, part)]
         lacks = ", ".join(missing) or "needs of type kvp.scoring.Needs"
         raise UsageError(f"{label} is no scorer: it has no {lacks}")
-    name = re.split(r"[:(]", scorer.name)[0]
-    if type(scorer) is not SCORERS.get(name, type(scorer)):  # results would be mixed up
-        raise UsageError(f"{label}: kvp has its own {name!r}; give it another name")
+    special = {**dict.fromkeys(OTHER_METHODS), LearnedScorer.name: LearnedScorer, KVZAP: KVzap}
+    _refuse_taken_name(scorer, label, {**SCORERS, **special})
     return scorer
 
 
@@ -133,7 +133,17 @@ def make_allocator(spec: str | Specification | Allocator | type[Allocator]) -> A
     allocator, label = _build(spec, "allocator", known)
     if not isinstance(allocator, Allocator):
         raise UsageError(f"{label} is no allocator: it takes name and allocate(request)")
+    _refuse_taken_name(allocator, label, ALLOCATORS)
     return allocator
+
+
+def _refuse_taken_name(
+    made: Scorer | Allocator, label: str, kinds: Mapping[str, type | None]
+) -> None:
+    """Raise UsageError where another class has a name of kvp's own: results would be mixed up."""
+    name = re.split(r"[:(]", made.name)[0]
+    if type(made) is not kinds.get(name, type(made)):
+        raise UsageError(f"{label}: kvp has its own {name!r}; give it another name")
 
 
 Builder = Callable[[str | None, Mapping[str, Value]], object]
@@ -145,8 +155,7 @@ def _build(
 ) -> tuple[object, str]:
     """What a specification, a class or an object means, and its name in messages.
 
-    A name without a dot counts as a module's only if there is such a module, so that a misspelt
-    method is not taken for one. Raises UsageError, naming the `kind`, where there is none.
+    Raises UsageError, naming the `kind`, where there is none.
     """
     if not isinstance(spec, str | Specification):
         label = f"{kind} {spec.__name__ if isinstance(spec, type) else type(spec).__name__}"
@@ -155,13 +164,13 @@ def _build(
     name = f"{written.name}:{written.argument}"
     if written.name in known:
         return known[written.name](written.argument, written.options), f"{kind} {name}"
-    if is_object_name(name) and ("." in written.name or module_exists(name)):
-        thing = import_object(name, kind)
-        if isinstance(thing, type) and issubclass(thing, Component):
-            thing.check_options(written.options)
-        return instance_of(thing, f"{kind} {name}", written.options), f"{kind} {name}"
     policy = written.text if policies else ""
-    raise UsageError(unknown_name(kind, written.name, written.argument, known, policy=policy))
+    if message := name_error(kind, written.text, known, policy=policy):
+        raise UsageError(message)
+    thing = import_object(name, kind)
+    if isinstance(thing, type) and issubclass(thing, Component):
+        thing.check_options(written.options)
+    return instance_of(thing, f"{kind} {name}", written.options), f"{kind} {name}"
 
 
 def both_sides(spec: Any, allocator: Any) -> tuple[Any, Any]:  # noqa: ANN401

@@ -45,6 +45,9 @@ class Half:
     def allocate(self, request):
         return torch.full(request.scores.shape[:2], request.budget)
 
+class Even(Half):
+    name = "uniform"
+
 Nothing = 3
 """
 
@@ -83,6 +86,12 @@ def test_objects_and_classes_are_taken_as_they_are():
         make_method("snapkv+ada", "ada")
 
 
+@pytest.mark.parametrize("name", ["kvp", "full", "nulls", "tuned", "kvzap:mine"])
+def test_names_with_a_meaning_of_their_own_are_taken(name):
+    with pytest.raises(UsageError, match=f"kvp has its own '{name.partition(':')[0]}'"):
+        make_scorer(type("Taker", (Mine,), {"name": name}))
+
+
 @pytest.mark.usefixtures("module")
 def test_a_module_of_the_working_folder_is_found():
     scorer, allocator = make_method("my_methods:Stepped(step=4)+my_methods:Half")
@@ -106,6 +115,7 @@ def test_a_module_of_the_working_folder_is_found():
         ("my_methods:Plain(step=3)", "method my_methods:Plain cannot be made: TypeError: "),
         ("my_methods:plain(step=3)", "method my_methods:plain is an object; options are for clas"),
         ("my_methods:Thief", "method my_methods:Thief: kvp has its own 'snapkv'; give it another"),
+        ("snapkv+my_methods:Even", "allocator my_methods:Even: kvp has its own 'uniform'; give it"),
         ("their_methods:Newest", "unknown method 'their_methods' (no module their_methods can be "),
         ("snapkv+nomod:Foo", "unknown allocator 'nomod' (no module nomod can be found, in the wor"),
         ("snapkw:paper", "unknown method 'snapkw' (did you mean snapkv?): choose from random, "),
