@@ -22,7 +22,6 @@ from kvp.program.settings import ProtectionConfig
 from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
 from kvp.scoring import Scorer
 from policies import load_policy, make_allocator, make_scorer, sizes_itself, split_method
-from policies.base import Component
 from policies.controls import Random
 from policies.learned import LearnedScorer
 from policies.registry import ALLOCATORS, NULLS, SCORERS, Specification, make_method
@@ -85,19 +84,24 @@ class Method(MethodSetting):
 MethodArgument = str | Scorer | type[Scorer] | tuple[Scorer | type[Scorer], Allocator]
 
 
-def _sides(method: MethodArgument) -> tuple[str | Scorer, str | Allocator | None]:
-    """Scorer and allocator of a method; a name stays a name, a class becomes an object."""
+def _sides(
+    method: MethodArgument, made: dict[int, Any]
+) -> tuple[str | Scorer, str | Allocator | None]:
+    """Scorer and allocator of a method; a name stays a name, a class is one object of `made`."""
     if isinstance(method, str):
         return split_method(method)
     scorer, allocator = method if isinstance(method, tuple) else (method, None)
-    return make_scorer(scorer), None if allocator is None else make_allocator(allocator)
+    first = made.setdefault(id(scorer), make_scorer(scorer))
+    if allocator is None:
+        return first, None
+    return first, made.setdefault(id(allocator), make_allocator(allocator))
 
 
 def recorded_spec(method: MethodArgument) -> str:
     """How the settings of a run record a method."""
     if isinstance(method, str):
         return method
-    return "+".join(getattr(side, "name", "") for side in _sides(method) if side is not None)
+    return "+".join(getattr(side, "name", "") for side in _sides(method, {}) if side is not None)
 
 
 def _tuned_path(method: MethodArgument) -> str | None:
@@ -122,26 +126,19 @@ def build_methods(
     unknown, does not go together or shares a name, PolicyError on a damaged policy.
     """
     built: list[Method] = []
-    objects: dict[tuple[str, str, str | None], Scorer] = {}
+    objects: dict[int, Any] = {}
     for method in methods:
         if (path := _tuned_path(method)) is not None:
             settings = load_settings(path)
             _refuse_unnamed(settings, str(method), [*methods, *allocators])
             built += _tuned_methods(settings, policies, seed)
             continue
-        scorer, allocator = _sides(method)
+        scorer, allocator = _sides(method, objects)
         if scorer == FULL:
             if allocator is not None:
                 raise UsageError(f"--methods {method}: the full cache has no allocator")
             built.append(Method(method=FULL))
             continue
-        if not isinstance(scorer, str):
-            earlier = objects.setdefault(method_of(scorer).ranking, scorer)
-            if earlier is not scorer and earlier != scorer:
-                raise UsageError(
-                    f"methods: two scorers are called {scorer.name!r}: name one anew, or give the "
-                    "same object twice"
-                )
         built += [
             with_allocator(made, each)
             for one in (NULLS if scorer == ALL_NULLS else (scorer,))
@@ -153,18 +150,23 @@ def build_methods(
 
 
 def refuse_namesakes(methods: Iterable[Method]) -> None:
-    """Raise UsageError where two scorers or allocators of a user's own share a name."""
-    named: dict[tuple[bool, str], Specification] = {}
+    """Raise UsageError where two scorers or two allocators that differ share a name.
+
+    Those written alike are the same, and objects of one class that are equal.
+    """
+    named: dict[object, tuple[object, Specification | None]] = {}
     for method in methods:
-        both = (method.scorer, method.allocator_object)
-        for made, written in zip(both, method.written, strict=True):
-            if made is None or written is None or isinstance(made, Component):
+        both = (method.ranking, method.scorer), (method.allocator, method.allocator_object)
+        for (name, made), written in zip(both, method.written, strict=True):
+            earlier, before = named.setdefault(name, (made, written))
+            if made is None or made is earlier or (written is not None and written == before):
                 continue
-            if named.setdefault((isinstance(made, Allocator), made.name), written) != written:
+            if type(made) is not type(earlier) or made != earlier:
+                what = type(made).__name__ if written is None else written.text
                 raise UsageError(
-                    f"--methods: {written.text} and another are both called {made.name!r}: give "
-                    "each a name; bases that put options into it are policies.base.BaseScorer "
-                    "and BaseAllocator"
+                    f"--methods: {what} and another are both called {made.name!r}: give each a "
+                    "name, or the same object twice; bases that put options into it are "
+                    "policies.base.BaseScorer and BaseAllocator"
                 )
 
 
@@ -254,8 +256,9 @@ def learned_methods(arguments: Sequence[str]) -> list[Method]:
     """One `kvp` method per policy of `--policies`, with distinct labels."""
     if not arguments:
         raise UsageError(NEEDS_POLICIES)
+    written = Specification.parse(LEARNED, "method"), None
     return [
-        method_of(load_policy(source), policy=label, policy_commit=source.commit)
+        method_of(load_policy(source), policy=label, policy_commit=source.commit, written=written)
         for label, source in policy_sources(arguments).items()
     ]
 

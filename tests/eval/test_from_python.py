@@ -112,7 +112,7 @@ def test_names_classes_and_objects_side_by_side(model_folder, tiny_policy):
     [
         ([object()], "method object is no scorer"),
         ([NeedsMore], "method NeedsMore cannot be made"),
-        ([Newest(), NeedsMore(0)], "two scorers are called 'newest'"),
+        ([Newest(), NeedsMore(0)], "NeedsMore and another are both called 'newest'"),
     ],
 )
 def test_methods_that_are_none_are_one_line(model_folder, methods, message, one_line):

@@ -12,6 +12,7 @@ from eval.prepare import methods_of
 from eval.tune.config import TuneConfig
 from kvp.errors import PolicyError, UsageError
 from kvp.hf.scorer_inputs import whole_prompt_input
+from kvp.plugins import import_object
 from kvp.program.settings import Group
 from kvp.scoring import ALL_QUERIES, Needs, Noise, Reconstruction
 from policies import make_scorer, split_method
@@ -179,6 +180,22 @@ def test_options_of_a_users_own_are_told_apart_or_refused(tmp_path, monkeypatch)
     assert labels("@Plain,@Plain+ada") == ["plain", "plain+ada"]
     with pytest.raises(UsageError, match=r"both called 'plain'.*BaseScorer"):
         labels("@Plain,@Plain(step=2)")
+    (tmp_path / "more_options.py").write_text(imports + OWN_WITH_OPTIONS)
+    with pytest.raises(UsageError, match=r"^--methods: more_options:Derived and .* 'derived': giv"):
+        labels("@Derived,more_options:Derived+ada")
+    with pytest.raises(UsageError, match=r"^--methods: Derived and another are both called 'deriv"):
+        build_methods(["own_options:Derived", import_object("more_options:Derived", "")()])
+    assert (
+        len(build_methods(["own_options:Derived", import_object("own_options:Derived", "")])) == 1
+    )
+
+
+def test_two_allocators_of_one_name_are_refused_and_one_given_twice_is_one():
+    own = type("Own", (), {"name": "own", "allocate": ALLOCATORS["ada"]().allocate})
+    with pytest.raises(UsageError, match=r"^--methods: Own and another are both called 'own'"):
+        build_methods([(SCORERS["snapkv"], own()), (SCORERS["tova"], own())])
+    for given in (own, own()):
+        assert len(build_methods([(SCORERS[name], given) for name in ("tova", "tova", "h2o")])) == 2
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
