@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import kvp
-import kvp.data.tasks as registry
 from eval.config import EvalConfig
 from eval.prepare import load_prompts
 from kvp.data.metrics import METRICS, score_answer
@@ -109,7 +108,6 @@ class Letters:
 def test_a_task_object_from_python(model_folder, tmp_path, monkeypatch):
     (tmp_path / "kvp_test_object.py").write_text(TASK)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(registry, "TASKS", dict(registry.TASKS))
     task = import_module("kvp_test_object").Letters()
     kvp.evaluate(
         tasks=[task], model=str(model_folder), length=300, methods="full", prompts=1,

@@ -7,6 +7,7 @@ A user's own task is an object with `build` and `score` (`kvp.data.task.Task`), 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,9 @@ ROWS_ONLY = frozenset({TEXT, DATA, "longbench", *GROUPS["longbench"]}) | (
     frozenset(PUBLISHED) - frozenset(CONTEXTS)
 )
 """Tasks that read files and generate nothing: kvp eval's, not kvp collect's."""
-_BUILT_IN = frozenset(TASKS) | set(GROUPS)
+_OWN: dict[str, Task] = {}
+"""Tasks that were given as objects, by name."""
+_make_task = cache(instance_of)
 TASKS_BY_FLAG: dict[str, list[str]] = {}
 """Built-in tasks that read a flag which few tasks read; the last is the one to name."""
 for _task in TASKS.values():
@@ -55,30 +58,31 @@ for _task in TASKS.values():
 
 
 def is_built_in(task: Task) -> bool:
-    """Whether kvp brings a task of this name; any other is a user's own."""
-    return task.name in _BUILT_IN
+    """Whether it is one that kvp brings; any other is a user's own."""
+    return TASKS.get(task.name) is task
 
 
 def named_tasks(tasks: Iterable[str | Task]) -> str:
     """What `--tasks` would say for names and task objects, which become known by their names.
-    Raises UsageError for an object that is no task, or has the name of a built-in one.
+    Raises UsageError for an object that is no task, or has the name of another one.
     """
-    names = []
+    names: list[str] = []
+    own: dict[str, Task] = {}
     for task in tasks:
         if not isinstance(task, str):
-            own = _check_task(task, f"task {task!r}")
-            if is_built_in(own):
-                raise UsageError(f"task {own.name!r}: kvp has its own of this name; rename it")
-            TASKS[own.name] = own
-            task = own.name
+            made = _check_task(task, f"task {task!r}")
+            if own.setdefault(made.name, made) is not made:
+                raise UsageError(f"two tasks are called {made.name!r}: rename one")
+            task = made.name
         names.append(task)
+    _OWN.update(own)
     return ",".join(names)
 
 
 def find_task(name: str) -> Task:
     """The task of a name or of `package.module:Name`; UsageError for an unknown or unusable one."""
-    if name in TASKS:
-        return TASKS[name]
+    if (known := {**_OWN, **TASKS}.get(name)) is not None:
+        return known
     if is_object_name(name):
         return _check_task(import_object(name, "--tasks"), f"--tasks {name}")
     unlisted = [task for task in TASKS if task.startswith(tuple(f"{group}_" for group in GROUPS))]
@@ -140,8 +144,10 @@ def ruler_share(names: Iterable[str]) -> str:
 
 
 def _check_task(candidate: object, where: str) -> Task:
-    """A task, made from its class if need be."""
-    task = instance_of(candidate, where)
+    """A user's own task, made from its class once: what it noted in `build` is there to score."""
+    task = _make_task(candidate, where) if isinstance(candidate, type) else candidate
     if not isinstance(task, Task):
         raise UsageError(f"{where}: a task has a name, build(settings, tokenizer) and score")
+    if task.name in (*TASKS, *GROUPS):
+        raise UsageError(f"task {task.name!r}: kvp has its own of this name; rename it")
     return task

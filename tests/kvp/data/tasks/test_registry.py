@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-import kvp.data.tasks as registry
 from kvp.data.sources import open_source
 from kvp.data.task import TaskSettings
-from kvp.data.tasks import TASKS, build_samples, expand_tasks, find_task, named_tasks
+from kvp.data.tasks import build_samples, expand_tasks, find_task, named_tasks
 from kvp.errors import UsageError
 
 MODULE = """
@@ -49,7 +48,11 @@ class Leaves:
         raise SystemExit(0)
 
 thing = 3
+taken = Reversed('vt')
 """
+
+
+SETTINGS = TaskSettings(length=100)
 
 
 @pytest.fixture
@@ -76,19 +79,23 @@ def test_a_task_by_its_module(module, tokenizer):
     )
     assert [sample.context for sample in source] == ["0 ", "1 ", "2 "]
     assert find_task(name).score(source[1], "it is 1") == 1
+    assert find_task(name) is find_task(name)  # what it notes when it builds is there later
     with pytest.raises(UsageError, match="cannot be made"):
         find_task(f"{module}:Leaves")
     with pytest.raises(UsageError, match="a task has a name, build"):
         find_task(f"{module}:thing")
+    with pytest.raises(UsageError, match="task 'vt': kvp has its own of this name"):
+        find_task(f"{module}:taken")
 
 
-def test_a_task_from_python(monkeypatch, module):
-    monkeypatch.setattr(registry, "TASKS", dict(TASKS))
+def test_a_task_from_python(module):
     mine = find_task(f"{module}:Reversed")
     assert named_tasks(["chat", mine]) == "chat,reversed"
     assert find_task("reversed") is mine
     with pytest.raises(UsageError, match="task 'vt': kvp has its own of this name"):
         named_tasks([replace(mine, name="vt")])
+    with pytest.raises(UsageError, match="two tasks are called 'reversed': rename one"):
+        named_tasks([mine, replace(mine)])
 
 
 def test_a_task_may_be_a_generator_and_gives_as_many_samples_as_requested(module, tokenizer):
@@ -102,4 +109,4 @@ def test_a_task_may_be_a_generator_and_gives_as_many_samples_as_requested(module
 def test_a_task_that_fails_is_named(module, tokenizer):
     for name, said in (("Texts", "'text', not"), ("Long", "too long a prompt: long/train/0/ has")):
         with pytest.raises(UsageError, match=f"--tasks {module}:{name}: build made {said}"):
-            build_samples(f"{module}:{name}", TaskSettings(length=100), tokenizer)
+            build_samples(f"{module}:{name}", SETTINGS, tokenizer)
