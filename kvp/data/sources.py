@@ -202,7 +202,7 @@ def _fits(task: str, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase)
 
 
 def data_identity(settings: TaskSettings, tasks: Sequence[str]) -> dict[str, Any]:
-    """What decides the prompts besides the seed, as JSON; `tasks` as resolved."""
+    """What decides the prompts besides the seed, as JSON; `tasks` as resolved, named as in rows."""
     data = str(settings.data)
     paths = [Path(part) for part in parts_of(data) if part not in _GENERATED]
     files = [sha256_input(path) for path in paths if path.exists()]
@@ -215,6 +215,6 @@ def data_identity(settings: TaskSettings, tasks: Sequence[str]) -> dict[str, Any
         "name": portable(data),
         "digest": digest_json(files) if len(files) > 1 else next(iter(files), None),
         **({"files": files} if len(files) > 1 else {}),
-        "tasks": list(tasks),
+        "tasks": [find_task(task).name for task in tasks],
         "length": settings.length,
     }

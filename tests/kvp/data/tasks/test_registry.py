@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvp.data.sources import open_source
+from kvp.data.sources import data_identity, open_source
 from kvp.data.task import TaskSettings
 from kvp.data.tasks import build_samples, expand_tasks, find_task, named_tasks
 from kvp.errors import UsageError
@@ -80,6 +80,8 @@ def test_a_task_by_its_module(module, tokenizer):
     assert [sample.context for sample in source] == ["0 ", "1 ", "2 "]
     assert find_task(name).score(source[1], "it is 1") == 1
     assert find_task(name) is find_task(name)  # what it notes when it builds is there later
+    own = replace(SETTINGS, data="ruler", tasks=(name, "vt"))
+    assert data_identity(own, own.tasks)["tasks"] == ["reversed", "vt"]
     with pytest.raises(UsageError, match="cannot be made"):
         find_task(f"{module}:Leaves")
     with pytest.raises(UsageError, match="a task has a name, build"):
