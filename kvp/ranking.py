@@ -316,7 +316,7 @@ class Selection:
     def __init__(self, scores: Tensor, protection: Protection, sizes: Sizes | None = None) -> None:
         """Rank scores [L, H, N], higher = keep; more leading axes where there is no allocator."""
         self._scores, self._protection, self._sizes = scores, protection, sizes
-        self._shared: dict[str, Selection] = {}
+        self._shared: list[tuple[Allocator, Selection]] = []
 
     @cached_property
     def ranking(self) -> Tensor:
@@ -331,19 +331,21 @@ class Selection:
         """The selection by the scores that a `Pooling` allocator makes; this one for others."""
         if not isinstance(allocator, Pooling):
             return self
+        for known, selection in self._shared:
+            if known is allocator:
+                return selection
         name = allocator.name
-        if name not in self._shared:
-            with user_errors(allocator, f"allocator {name}"):
-                scores = allocator.pooled(self._raised)
-                if scores.shape != self._scores.shape:
-                    raise UsageError(
-                        f"allocator {name} pooled scores {tuple(self._scores.shape)} to "
-                        f"{tuple(scores.shape)}, expected the same shape"
-                    )
-                if bool(scores.isnan().any()):
-                    raise UsageError(f"allocator {name} pooled scores to NaN")
-            self._shared[name] = Selection(scores, self._protection)
-        return self._shared[name]
+        with user_errors(allocator, f"allocator {name}"):
+            scores = allocator.pooled(self._raised)
+            if scores.shape != self._scores.shape:
+                raise UsageError(
+                    f"allocator {name} pooled scores {tuple(self._scores.shape)} to "
+                    f"{tuple(scores.shape)}, expected the same shape"
+                )
+            if bool(scores.isnan().any()):
+                raise UsageError(f"allocator {name} pooled scores to NaN")
+        self._shared.append((allocator, Selection(scores, self._protection)))
+        return self._shared[-1][1]
 
     def counts(self, budget: int, allocator: Allocator | None = None) -> Tensor:
         """Tokens per layer and KV head at `budget`: [L, H] int64; errors as `allocated_counts`."""

@@ -75,6 +75,9 @@ def test_one_ranking_serves_every_budget_of_an_allocator():
     assert Counted.calls == 1
     assert selection.tokens(4).tolist() == Selection(scores, UNPROTECTED).tokens(4).tolist()
     assert shared[1] != selection.tokens(4).tolist()
+    opposite = Counted()  # of the same name
+    object.__setattr__(opposite, "pooled", lambda scores: -counted.pooled(scores))
+    assert selection.tokens(4, opposite).tolist() != shared[1]
 
 
 def test_what_an_allocator_pools_must_have_the_shape_of_the_scores():
