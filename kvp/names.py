@@ -161,9 +161,8 @@ def name_error(
 ) -> str:
     """The message on a specification whose name cannot exist; empty where it may.
 
-    A name without a dot counts as a module's only if there is such a module, so that a misspelt
-    method is not taken for one. The `others` are suggested and not listed; `policy` is the text as
-    written, where it could also have named a policy.
+    A name without a dot is a module's only if there is such a module: a misspelt method is none.
+    The `others` are suggested and not listed; `policy` is the text where it could name a policy.
     """
     name, _, argument, _ = split_specification(spec)
     module = is_object_name(f"{name}:{argument}")

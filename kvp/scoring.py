@@ -164,12 +164,25 @@ class Scorer(Protocol):
         """Score every token of one layer: [B, H, N] float32, finite or -inf, never NaN."""
 
 
-def as_scorer(thing: object) -> object:
-    """The object itself. One with `score` and no `needs` gets `Needs()`, which asks for nothing."""
+def check_scorer(thing: object, label: str, hint: str = "") -> Scorer:
+    """The object itself, with `Needs()`, which asks for nothing, if it has no `needs`.
+
+    UsageError, from `label` to `hint`, where it is no scorer.
+    """
     if hasattr(thing, "score") and not hasattr(thing, "needs"):
         with suppress(AttributeError, TypeError):  # an object that takes no attribute
             object.__setattr__(thing, "needs", Needs())  # also of a frozen dataclass
-    return thing
+    if isinstance(thing, Scorer) and isinstance(thing.needs, Needs):
+        return thing
+    missing = ", ".join(part for part in ("name", "needs", "score") if not hasattr(thing, part))
+    lacks = missing or "needs of type kvp.scoring.Needs"
+    raise UsageError(f"{label} is no scorer: it has no {lacks}{hint}")
+
+
+def check_allocator(thing: object, label: str, hint: str = "") -> None:
+    """Raise UsageError, from `label` to `hint`, where it is no `kvp.ranking.Allocator`."""
+    if not hasattr(thing, "name") or not hasattr(thing, "allocate"):
+        raise UsageError(f"{label} is no allocator: it takes name and allocate(request){hint}")
 
 
 def label_of(scorer: Scorer) -> str:

@@ -24,7 +24,7 @@ from kvp.errors import UsageError
 from kvp.names import KVZAP, OTHER_METHODS, UNIFORM, name_error, split_method, split_specification
 from kvp.plugins import import_object, instance_of
 from kvp.ranking import Allocator
-from kvp.scoring import Needs, Scorer, SelfSizing, as_scorer
+from kvp.scoring import Needs, Scorer, SelfSizing, check_allocator, check_scorer
 from policies.allocators.ada import Ada
 from policies.allocators.evolved import Evolved
 from policies.allocators.global_budget import Global
@@ -117,32 +117,26 @@ def make_scorer(
     """
     known = {name: kind.build for name, kind in SCORERS.items()}
     made, label = _build(spec, "method", {**known, **FROM_OUTSIDE}, policies=policies)
-    scorer = as_scorer(made)
-    if not isinstance(scorer, Scorer) or not isinstance(scorer.needs, Needs):
-        missing = [part for part in ("name", "needs", "score") if not hasattr(scorer, part)]
-        lacks = ", ".join(missing) or "needs of type kvp.scoring.Needs"
-        raise UsageError(f"{label} is no scorer: it has no {lacks}")
+    scorer = check_scorer(made, label)
     special = {**dict.fromkeys(OTHER_METHODS), LearnedScorer.name: LearnedScorer, KVZAP: KVzap}
-    _refuse_taken_name(scorer, label, {**SCORERS, **special})
+    _refuse_taken(scorer.name, type(scorer), label, {**SCORERS, **special})
     return scorer
 
 
 def make_allocator(spec: str | Specification | Allocator | type[Allocator]) -> Allocator:
     """Build an allocator as `make_scorer` a scorer; PolicyError, too, on a damaged budget file."""
     known = {name: kind.build for name, kind in ALLOCATORS.items()}
+    allocator: Allocator
     allocator, label = _build(spec, "allocator", known)
-    if not isinstance(allocator, Allocator):
-        raise UsageError(f"{label} is no allocator: it takes name and allocate(request)")
-    _refuse_taken_name(allocator, label, ALLOCATORS)
+    check_allocator(allocator, label)
+    _refuse_taken(allocator.name, type(allocator), label, ALLOCATORS)
     return allocator
 
 
-def _refuse_taken_name(
-    made: Scorer | Allocator, label: str, kinds: Mapping[str, type | None]
-) -> None:
+def _refuse_taken(name: str, kind: type, label: str, kinds: Mapping[str, type | None]) -> None:
     """Raise UsageError where another class has a name of kvp's own: results would be mixed up."""
-    name = re.split(r"[:(]", made.name)[0]
-    if type(made) is not kinds.get(name, type(made)):
+    name = re.split(r"[:(]", name)[0]
+    if kind is not kinds.get(name, kind):
         raise UsageError(f"{label}: kvp has its own {name!r}; give it another name")
 
 
@@ -152,11 +146,8 @@ Builder = Callable[[str | None, Mapping[str, Value]], object]
 
 def _build(
     spec: object, kind: str, known: Mapping[str, Builder], *, policies: bool = False
-) -> tuple[object, str]:
-    """What a specification, a class or an object means, and its name in messages.
-
-    Raises UsageError, naming the `kind`, where there is none.
-    """
+) -> tuple[Any, str]:
+    """What is named or given, and its name in messages; UsageError, naming the `kind`, for none."""
     if not isinstance(spec, str | Specification):
         label = f"{kind} {spec.__name__ if isinstance(spec, type) else type(spec).__name__}"
         return instance_of(spec, label), label

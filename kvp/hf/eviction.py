@@ -43,7 +43,7 @@ from kvp.hf.shrink import EvictionRule, check_repeatable, shrink, shrink_again
 from kvp.hf.visibility import RIGHT_PADDED, count_left_padding, count_on
 from kvp.plugins import instance_of
 from kvp.ranking import Allocator, Protection, budget_tokens, kept_tokens, protection_of
-from kvp.scoring import Needs, Scorer, as_scorer
+from kvp.scoring import Needs, Scorer, check_allocator, check_scorer
 
 
 def prefill_and_evict(
@@ -135,14 +135,13 @@ def _prepare_rule(
     """The model inside its wrappers, and the rule, when both fit together; warns as `evicting`."""
     model = unwrap_model(model)
     refuse_inside_block(model)
-    made_scorer = as_scorer(instance_of(scorer, f"scorer {getattr(scorer, '__name__', 'scorer')}"))
+    made = instance_of(scorer, f"scorer {getattr(scorer, '__name__', 'scorer')}")
+    made_scorer = check_scorer(made, repr(scorer), "; pass make_scorer(...) or load_policy(...)")
     made_allocator: Any = instance_of(
         allocator, f"allocator {getattr(allocator, '__name__', 'allocator')}"
     )
-    if not isinstance(made_scorer, Scorer):
-        raise UsageError(f"{scorer!r} is no scorer: pass make_scorer(...) or load_policy(...)")
-    if made_allocator is not None and not hasattr(made_allocator, "allocate"):
-        raise UsageError(f"{allocator!r} is no allocator: pass make_allocator(...)")
+    if allocator is not None:
+        check_allocator(made_allocator, repr(allocator), "; pass make_allocator(...)")
     needs, method = made_scorer.needs, f"method {made_scorer.name}"
     if needs.future:
         raise UsageError(f"{method} needs the future: it only runs on observed traces")

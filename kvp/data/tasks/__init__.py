@@ -66,17 +66,13 @@ def named_tasks(tasks: Iterable[str | Task]) -> str:
     """What `--tasks` would say for names and task objects, which become known by their names.
     Raises UsageError for an object that is no task, or has the name of another one.
     """
-    names: list[str] = []
-    own: dict[str, Task] = {}
-    for task in tasks:
-        if not isinstance(task, str):
-            made = _check_task(task, f"task {task!r}")
-            if own.setdefault(made.name, made) is not made:
-                raise UsageError(f"two tasks are called {made.name!r}: rename one")
-            task = made.name
-        names.append(task)
+    made = [one if isinstance(one, str) else _check_task(one, f"task {one!r}") for one in tasks]
+    own = {task.name: task for task in made if not isinstance(task, str)}
+    for task in made:
+        if not isinstance(task, str) and own[task.name] is not task:
+            raise UsageError(f"two tasks are called {task.name!r}: rename one")
     _OWN.update(own)
-    return ",".join(names)
+    return ",".join(task if isinstance(task, str) else task.name for task in made)
 
 
 def find_task(name: str) -> Task:

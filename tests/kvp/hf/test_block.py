@@ -285,6 +285,7 @@ def test_ways_of_generating_that_cannot_work(
     [
         (lambda m, ids, f: evicting(m, "snapkv", 22), "make_scorer"),
         (lambda m, ids, f: evicting(m, f, 22, allocator="global"), "make_allocator"),
+        (lambda m, _, f: evicting(m, f, 22, allocator=type("A", (), {"allocate": 1})), "takes na"),
         (lambda m, ids, f: evicting(m, f, 19), "budget 19 keeps 19 tokens, fewer than the 20"),
         (
             lambda m, ids, f: prefill_and_evict(m, ids, f, 22, "ada"),
@@ -327,9 +328,10 @@ class Own:
         ("score", lambda view: view.values.zero_()[..., 0], "own writes to"),
         ("pooled", lambda scores: scores * torch.nan, "own pooled scores to NaN"),
         ("pooled", lambda scores: None, "allocator own failed .AttributeError: 'NoneType'"),
+        ("needs", "queries", "Own object .* is no scorer: it has no needs of type kvp.scoring.N"),
         ("sizes", lambda scores: {}["size"], r"sizes failed \(KeyError: 'size'; test_block"),
     ],
-    ids=["nan", "meta", "writes", "pooled nan", "nothing", "sizes"],
+    ids=["nan", "meta", "writes", "pooled nan", "nothing", "needs", "sizes"],
 )
 def test_parts_of_ones_own_that_fail(qwen, prompt, part, make, message, one_line):
     own = Own(part, make)
