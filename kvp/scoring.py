@@ -79,8 +79,12 @@ class Needs:
     """Consecutive layers that take over the scores of the first of them, or `AUTO_GROUP`."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.queries, bool):
-            raise ValueError("Needs(queries=N) is a number of tokens, or ALL_QUERIES")
+        least = {"queries": ALL_QUERIES, "hidden_after": 0, "text": 0, "layer_group": AUTO_GROUP}
+        for name in least:
+            if isinstance(n := getattr(self, name), bool) or (n is not None and n < least[name]):
+                raise ValueError(
+                    f"Needs({name}={n}): a number of tokens or layers, {least[name]} or more"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

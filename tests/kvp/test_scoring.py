@@ -7,9 +7,11 @@ from kvp.errors import UsageError
 from kvp.scoring import Needs, View, group_budgets, score_layers, score_prompt
 
 
-def test_a_number_of_queries_is_no_truth_value():
-    with pytest.raises(ValueError, match="number of tokens"):
-        Needs(queries=True)
+@pytest.mark.parametrize("name", ["queries", "hidden_after", "text", "layer_group"])
+def test_a_number_of_tokens_is_no_truth_value_and_not_below_its_least(name):
+    for number in (True, -5):
+        with pytest.raises(ValueError, match=rf"Needs\({name}={number}\): .* number of tokens"):
+            Needs(**{name: number})
 
 
 class _ByNorm:
