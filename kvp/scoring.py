@@ -210,9 +210,6 @@ def sizes_of(scorer: Scorer) -> Callable[[Tensor], Tensor] | None:
     return scorer.sizes if isinstance(scorer, SelfSizing) else None
 
 
-_NOT_ASKED_FOR = ": its view has only the inputs that `needs` asks for"
-
-
 def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
     """Score every layer of a model, in order: one [B, H, N - fed_again] float32 tensor per layer.
 
@@ -220,7 +217,7 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
     for every method alike. Layers of a group (`Needs.layer_group`) get the tensor of its first one.
     Raises UsageError when a scorer returns another shape or NaN, or a user's own one fails.
     """
-    needs = scorer.needs
+    needs, name = scorer.needs, f"method {scorer.name}"
     layers = [view if needs.budget else _without_budget(view) for view in views]
     size = layers_per_group(len(layers), needs.layer_group)
     scores: list[Tensor] = []
@@ -228,18 +225,21 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
         if index % size:
             scores.append(scores[-1])
             continue
-        with user_errors(scorer, f"method {scorer.name}", _NOT_ASKED_FOR):
-            before = _versions(view)
-            scored, shape = scorer.score(view), view.keys.shape[:3]
+        before, shape = _versions(view), view.keys.shape[:3]
+        with user_errors(scorer, name, ": its view has only the inputs that `needs` asks for"):
+            scored = scorer.score(view)
+        if not isinstance(scored, Tensor):
+            raise UsageError(f"{name} returned {type(scored).__name__}, expected a tensor")
+        with user_errors(scorer, name):
             if scored.shape != shape:
                 raise UsageError(
-                    f"method {scorer.name} returned scores {tuple(scored.shape)} in layer "
-                    f"{view.layer}, expected {tuple(shape)}"
+                    f"{name} returned scores {tuple(scored.shape)} in layer {view.layer}, "
+                    f"expected {tuple(shape)}"
                 )
             if bool(scored.isnan().any()):
-                raise UsageError(f"method {scorer.name} returned NaN in layer {view.layer}")
+                raise UsageError(f"{name} returned NaN in layer {view.layer}")
             if _versions(view) != before:
-                raise UsageError(f"method {scorer.name} writes to its view: copy first (clone)")
+                raise UsageError(f"{name} writes to its view: copy first (clone)")
         scores.append(scored[..., : scored.shape[-1] - view.fed_again].float())
     return scores
 

@@ -325,13 +325,14 @@ class Own:
     [
         ("score", lambda view: view.keys[..., 0] * torch.nan, "method own returned NaN in layer 0"),
         ("score", lambda view: view.keys[..., 0].to("meta"), "own failed .Runtime.* meta tensors"),
+        ("score", lambda view: None, "^method own returned NoneType, expected a tensor$"),
         ("score", lambda view: view.values.zero_()[..., 0], "own writes to"),
         ("pooled", lambda scores: scores * torch.nan, "own pooled scores to NaN"),
         ("pooled", lambda scores: None, "allocator own failed .AttributeError: 'NoneType'"),
         ("needs", "queries", "Own object .* is no scorer: it has no needs of type kvp.scoring.N"),
         ("sizes", lambda scores: {}["size"], r"sizes failed \(KeyError: 'size'; test_block"),
     ],
-    ids=["nan", "meta", "writes", "pooled nan", "nothing", "needs", "sizes"],
+    ids=["nan", "meta", "none", "writes", "pooled nan", "nothing", "needs", "sizes"],
 )
 def test_parts_of_ones_own_that_fail(qwen, prompt, part, make, message, one_line):
     own = Own(part, make)
