@@ -353,13 +353,11 @@ class Selection:
         if allocator is None:
             return torch.full(heads, min(budget, tokens), device=self._scores.device)
         by = self._pool_by(allocator)
-        with user_errors(by._sizes, "method's sizes"):
-            sizes = None if by._sizes is None else by._sizes(by._raised)
         request = Request(
             scores=by._raised,
             budget=min(budget, tokens),
             floor=max(1, min(self._protection.tokens, tokens)),
-            sizes=sizes,
+            sizes=None if by._sizes is None else by._sizes(by._raised),
         )
         return allocated_counts(allocator, request)
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -206,8 +207,19 @@ class SelfSizing(Protocol):
 
 
 def sizes_of(scorer: Scorer) -> Callable[[Tensor], Tensor] | None:
-    """`sizes` of a scorer that gives each head a size; None for all others."""
-    return scorer.sizes if isinstance(scorer, SelfSizing) else None
+    """`sizes` of a scorer that gives each head a size, checked; None for all others."""
+    return partial(_checked_sizes, scorer) if isinstance(scorer, SelfSizing) else None
+
+
+def _checked_sizes(scorer: Any, scores: Tensor) -> Tensor:  # noqa: ANN401
+    """Its `sizes` of scores [..., N]: [...] int64; UsageError where they are none."""
+    with user_errors(scorer, name := f"method {scorer.name}: its sizes"):
+        sizes: Tensor = scorer.sizes(scores)
+        if sizes.shape != scores.shape[:-1] or sizes.dtype != torch.int64:
+            raise UsageError(
+                f"{name} are {tuple(sizes.shape)} {sizes.dtype}, not an int64 per head"
+            )
+    return sizes
 
 
 def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:

@@ -330,9 +330,14 @@ class Own:
         ("pooled", lambda scores: scores * torch.nan, "own pooled scores to NaN"),
         ("pooled", lambda scores: None, "allocator own failed .AttributeError: 'NoneType'"),
         ("needs", "queries", "Own object .* is no scorer: it has no needs of type kvp.scoring.N"),
-        ("sizes", lambda scores: {}["size"], r"sizes failed \(KeyError: 'size'; test_block"),
+        ("sizes", lambda scores: {}["size"], r"method own: its sizes failed \(KeyError: 'size'; "),
+        (
+            "sizes",
+            lambda scores: scores[..., 0],
+            r"^method own: its sizes are .3, 2. torch.float32,",
+        ),
     ],
-    ids=["nan", "meta", "none", "writes", "pooled nan", "nothing", "needs", "sizes"],
+    ids=["nan", "meta", "none", "writes", "pooled nan", "nothing", "needs", "sizes", "kind"],
 )
 def test_parts_of_ones_own_that_fail(qwen, prompt, part, make, message, one_line):
     own = Own(part, make)
