@@ -144,7 +144,6 @@ class Allocator(Protocol):
         """
 
 
-@runtime_checkable
 class Pooling(Protocol):
     """An allocator that replaces the scores before they are ranked."""
 
@@ -329,7 +328,7 @@ class Selection:
 
     def _pool_by(self, allocator: Allocator | None) -> Selection:
         """The selection by the scores that a `Pooling` allocator makes; this one for others."""
-        if not isinstance(allocator, Pooling):
+        if allocator is None or not hasattr(allocator, "pooled"):  # as of `Pooling`
             return self
         for known, selection in self._shared:
             if known is allocator:

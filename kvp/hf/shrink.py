@@ -29,7 +29,7 @@ from kvp.hf.prefill import Prefill, split_batch
 from kvp.hf.scorer_inputs import whole_prompt_input
 from kvp.hf.visibility import EMPTY
 from kvp.own_packages import warn_caller
-from kvp.ranking import EMPTY_SLOT, Allocator, Pooling, Protection, Selection, check_budget
+from kvp.ranking import EMPTY_SLOT, Allocator, Protection, Selection, check_budget
 from kvp.scoring import (
     ALL_QUERIES,
     Needs,
@@ -275,7 +275,7 @@ def _select_slots(
     layers: Sequence[_Layer], rule: EvictionRule, budget: int, prompt_tokens: int
 ) -> list[Tensor]:
     """Slots of one batch entry that stay: per layer [H, S] int64, `EMPTY_SLOT` after the last."""
-    if isinstance(rule.allocator, Pooling):
+    if rule.allocator is not None and hasattr(rule.allocator, "pooled"):
         positions = [layer.positions.cpu() for layer in layers]
         if not all(torch.equal(rows, positions[0][:1].expand(len(rows), -1)) for rows in positions):
             raise UsageError(

@@ -44,7 +44,7 @@ def made(model, tokenizer, method="keydiff", allocator=None):
     return cache, context_of(cache, model, tokenizer, ids[0].tolist(), **facts)
 
 
-SPLIT = [("qwen2", name) for name in ("global", "pyramid")]
+SPLIT = [("qwen2", name) for name in ("global", "pyramid", "shared")]
 
 
 @pytest.mark.parametrize(("family", "allocator"), [*((name, None) for name in FAMILIES), *SPLIT])
@@ -54,6 +54,8 @@ def test_logits_are_those_of_the_evicted_cache(family, allocator, build, words, 
     cache, context = made(model, words, allocator=allocator)
     counts = [(layer.positions[0] < EMPTY).sum(1).tolist() for layer in cache.stored.values()]
     assert context.facts.counts in (counts, None)
+    if allocator == "shared":
+        assert all(layer.positions.unique(dim=1).shape[1] == 1 for layer in cache.stored.values())
     assert context.facts.nbytes == sum(part.nbytes for part in (*context.keys, *context.values))
     with torch.no_grad():
         expected = model(QUESTION, past_key_values=cache, position_ids=positions).logits
