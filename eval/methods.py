@@ -165,8 +165,7 @@ def refuse_namesakes(methods: Iterable[Method]) -> None:
                 what = type(made).__name__ if written is None else written.text
                 raise UsageError(
                     f"--methods: {what} and another are both called {made.name!r}: give each a "
-                    "name, or the same object twice; bases that put options into it are "
-                    "policies.base.BaseScorer and BaseAllocator"
+                    "name of its own (policies.base.BaseScorer puts options into it)"
                 )
 
 

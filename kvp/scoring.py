@@ -83,9 +83,7 @@ class Needs:
         least = {"queries": ALL_QUERIES, "hidden_after": 0, "text": 0, "layer_group": AUTO_GROUP}
         for name in least:
             if isinstance(n := getattr(self, name), bool) or (n is not None and n < least[name]):
-                raise ValueError(
-                    f"Needs({name}={n}): a number of tokens or layers, {least[name]} or more"
-                )
+                raise ValueError(f"Needs({name}={n}) is no number of {least[name]} or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,9 +214,7 @@ def _checked_sizes(scorer: Any, scores: Tensor) -> Tensor:  # noqa: ANN401
     with user_errors(scorer, name := f"method {scorer.name}: its sizes"):
         sizes: Tensor = scorer.sizes(scores)
         if sizes.shape != scores.shape[:-1] or sizes.dtype != torch.int64:
-            raise UsageError(
-                f"{name} are {tuple(sizes.shape)} {sizes.dtype}, not an int64 per head"
-            )
+            raise UsageError(f"{name} are {tuple(sizes.shape)} {sizes.dtype}, not int64 per head")
     return sizes
 
 
