@@ -24,13 +24,19 @@ BYTES_PER_TOKEN = 2 * 2 * 2 * 8 * 4
 METHODS = "full,kvp,random,snapkv,oracle,knorm+ada,gvote+self_sized"
 
 
-def _arguments(folder, policy, out, **changes):
-    settings = {
-        "model": folder, "policies": policy, "methods": METHODS, "tasks": "niah_single_1,chat",
-        "budgets": "12.5%,25%", "prompts": 2, "length": 300, "timing_prompts": 1,
-        "max_new_tokens": 6, "out": out, **changes,
-    }  # fmt: skip
-    return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+@pytest.fixture(scope="module")
+def flags(model_folder, tiny_policy):
+    """Make the command line of a small run into a folder."""
+
+    def make(out, **changes):
+        settings = {
+            "model": model_folder, "policies": tiny_policy, "methods": METHODS,
+            "tasks": "niah_single_1,chat", "budgets": "12.5%,25%", "prompts": 2, "length": 300,
+            "timing_prompts": 1, "max_new_tokens": 6, "out": out, **changes,
+        }  # fmt: skip
+        return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+
+    return make
 
 
 def _records(out):
@@ -47,16 +53,14 @@ def _by_key(records):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, model_folder, tiny_policy):
+def finished(tmp_path_factory, flags):
     out = tmp_path_factory.mktemp("finished") / "results"
-    assert main(_arguments(model_folder, tiny_policy, out)) == 0
+    assert main(flags(out)) == 0
     return out
 
 
-def test_the_program_says_what_it_does_and_what_to_open(
-    finished, model_folder, tiny_policy, capsys
-):
-    assert main(_arguments(model_folder, tiny_policy, finished)) == 0
+def test_the_program_says_what_it_does_and_what_to_open(finished, flags, capsys):
+    assert main(flags(finished)) == 0
     printed = capsys.readouterr()
     for line in ("preparing prompts ...", "loading the model ...", "evaluating: 8/8"):
         assert line in printed.err
@@ -110,39 +114,37 @@ def test_the_other_files_cover_all_methods(finished):
             assert record["kept_tokens"] == record["budget"]
 
 
-def test_a_method_that_the_model_cannot_serve_is_named(
-    tmp_path, model_folder, tiny_policy, monkeypatch, capsys
-):
+def test_a_method_that_the_model_cannot_serve_is_named(tmp_path, flags, monkeypatch, capsys):
     def refused(*_):
         raise ModelError("GPTNeoXForCausalLM has no attention module")
 
     monkeypatch.setattr("kvp.hf.scorer_inputs.rope_of", refused)
     for dry_run in ("true", "false"):
         changes = {"methods": "full,knorm,expected_attention", "dry_run": dry_run}
-        assert main(_arguments(model_folder, tiny_policy, tmp_path / "results", **changes)) == 2
+        assert main(flags(tmp_path / "results", **changes)) == 2
         said = "error: method expected_attention: GPTNeoXForCausalLM has no attention module"
         assert capsys.readouterr().err.splitlines()[-1].endswith(said)
 
 
-def test_a_killed_run_resumes_to_the_same_records(finished, tmp_path, model_folder, tiny_policy):
+def test_a_killed_run_resumes_to_the_same_records(finished, tmp_path, flags):
     out = tmp_path / "results"
     shutil.copytree(finished, out)
     whole = (out / "rows.jsonl").read_bytes()
     lines = whole.splitlines(keepends=True)
     (out / "rows.jsonl").write_bytes(b"".join(lines[:50]) + lines[50][:25])
-    assert main(_arguments(model_folder, tiny_policy, out, timing_prompts=0)) == 0
+    assert main(flags(out, timing_prompts=0)) == 0
     assert _by_key(_records(out)) == _by_key(_records(finished))
 
 
 @pytest.mark.parametrize("step", ["measure_times", "seal"])
 def test_a_run_that_is_killed_behind_its_rows_is_unfinished(
-    step, finished, tmp_path, model_folder, tiny_policy, monkeypatch
+    step, finished, tmp_path, flags, monkeypatch
 ):
     def killed(*_):
         raise KeyboardInterrupt
 
     out = tmp_path / "results"
-    arguments = _arguments(model_folder, tiny_policy, out)
+    arguments = flags(out)
     with monkeypatch.context() as patch:
         patch.setattr(f"eval.run.{step}", killed)
         assert main(arguments) == 130
@@ -156,24 +158,24 @@ def test_a_run_that_is_killed_behind_its_rows_is_unfinished(
 
 @pytest.mark.parametrize(("task", "label"), [("a`b", "mine"), ("x" * 1001, "mine"), ("a", "b\nc")])
 def test_a_name_that_results_cannot_hold_is_refused_before_any_work(
-    task, label, tmp_path, model_folder, tiny_policy, capsys
+    task, label, tmp_path, flags, tiny_policy, capsys
 ):
     data = tmp_path / "rows.jsonl"
     row = {"context": "The sky is blue.", "question": "Which colour?", "answer": "blue"}
     data.write_text(json.dumps({**row, "task": task}))
     changes = {"methods": "full,kvp", "tasks": "data", "split": "all", "data": data}
     changes["policies"] = f"{label}={tiny_policy}"
-    message = _refusal(capsys, _arguments(model_folder, tiny_policy, tmp_path / "out", **changes))
+    message = _refusal(capsys, flags(tmp_path / "out", **changes))
     assert re.search("has (the character|more than 1,000 characters)", message)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_finished_run_can_be_extended(finished, tmp_path, model_folder, tiny_policy):
+def test_a_finished_run_can_be_extended(finished, tmp_path, flags):
     out = tmp_path / "results"
     shutil.copytree(finished, out)
     before = (out / "rows.jsonl").read_bytes()
     changes = {"prompts": 3, "methods": "full,tova", "timing_prompts": 0}
-    assert main(_arguments(model_folder, tiny_policy, out, **changes)) == 0
+    assert main(flags(out, **changes)) == 0
     after = (out / "rows.jsonl").read_bytes()
     assert after.startswith(before)
     added = [
@@ -212,17 +214,17 @@ def _refusal(capsys, arguments):
     ],
 )
 def test_mistakes_are_one_line_before_the_weights_are_loaded(
-    changes, words, capsys, tmp_path, model_folder, tiny_policy, monkeypatch
+    changes, words, capsys, tmp_path, flags, monkeypatch
 ):
     monkeypatch.delattr("eval.work.load_configured_model")
     out = tmp_path / "results"
-    assert words in _refusal(capsys, _arguments(model_folder, tiny_policy, out, **changes))
+    assert words in _refusal(capsys, flags(out, **changes))
     assert not out.exists()
 
 
-def test_a_dry_run_tells_the_work_and_writes_nothing(tmp_path, model_folder, tiny_policy, capsys):
+def test_a_dry_run_tells_the_work_and_writes_nothing(tmp_path, flags, capsys):
     out = tmp_path / "results"
-    arguments = _arguments(model_folder, tiny_policy, out, dry_run="true")
+    arguments = flags(out, dry_run="true")
     at = arguments.index("--out")
     assert main(arguments[:at] + arguments[at + 2 :]) == 0
     output = capsys.readouterr().err
@@ -253,9 +255,7 @@ def test_a_dry_run_measures_what_a_gpu_has_warmed_up_for(device, passes, monkeyp
     assert said in capsys.readouterr().err
 
 
-def test_an_interrupted_run_says_so_wherever_it_is_shown(
-    tmp_path, model_folder, tiny_policy, monkeypatch, capsys
-):
+def test_an_interrupted_run_says_so_wherever_it_is_shown(tmp_path, flags, monkeypatch, capsys):
     left = iter(range(3))
 
     def interrupted(*given):
@@ -263,10 +263,8 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(
             raise KeyboardInterrupt
         return evaluate_together(*given)
 
-    arguments = _arguments(
-        model_folder, tiny_policy, tmp_path / "r", methods="full,knorm",
-        timing_prompts=0, tasks="niah_single_1", prompts=3,
-    )  # fmt: skip
+    changes = {"methods": "full,knorm", "tasks": "niah_single_1", "timing_prompts": 0}
+    arguments = flags(tmp_path / "r", prompts=3, **changes)
     monkeypatch.setattr("eval.work.evaluate_together", interrupted)
     assert main(arguments) == 130
     assert capsys.readouterr().err.splitlines()[-1] == (
@@ -306,7 +304,7 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(
 
 
 def test_a_policy_of_a_model_with_the_same_heads_gives_a_note(
-    tmp_path, model_folder, tiny_policy, capsys
+    tmp_path, model_folder, flags, tiny_policy, capsys
 ):
     policy, other = load_policy(tiny_policy), tmp_path / "other"
     model = {"id": "their/model", "revision": None, "weights": "another"}
@@ -315,14 +313,14 @@ def test_a_policy_of_a_model_with_the_same_heads_gives_a_note(
         "methods": "kvp", "prompts": 1, "timing_prompts": 0,
         "tasks": "niah_single_1", "budgets": "25%", "protocols": "query_aware",
     }  # fmt: skip
-    assert main(_arguments(model_folder, other, tmp_path / "out", **changes)) == 0
+    assert main(flags(tmp_path / "out", policies=other, **changes)) == 0
     note = f"policy other: made on their/model, this model is {model_folder.name}"
     assert f"note: {note}" in capsys.readouterr().err
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert note in manifest["notes"]
 
 
-def test_rows_that_a_policy_was_trained_on_are_said(tmp_path, model_folder, tiny_policy, capsys):
+def test_rows_that_a_policy_was_trained_on_are_said(tmp_path, flags, tiny_policy, capsys):
     policy, data = load_policy(tiny_policy), tmp_path / "rows.jsonl"
     rows = ({"context": f"It is {n}.", "question": "What?", "answer": str(n)} for n in range(40))
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -336,7 +334,7 @@ def test_rows_that_a_policy_was_trained_on_are_said(tmp_path, model_folder, tiny
     }  # fmt: skip
     for split, said in (("all", True), ("test", False)):
         out = tmp_path / split
-        assert main(_arguments(model_folder, tmp_path / "own", out, split=split, **changes)) == 0
+        assert main(flags(out, policies=tmp_path / "own", split=split, **changes)) == 0
         note = "policy own: trained on rows of --data, which --split all measures, too"
         assert (f"note: {note}" in capsys.readouterr().err) == said
         results = load_results(out)

@@ -18,10 +18,10 @@ def run(model_folder, tmp_path):
 
 
 @pytest.fixture
-def refused():
+def refused(capsys):
     """Read the one line of the error."""
 
-    def line(capsys):
+    def line():
         errors = capsys.readouterr().err.splitlines()
         (message,) = [text for text in errors if text.startswith("kvp collect:")]
         return message

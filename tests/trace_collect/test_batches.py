@@ -54,7 +54,7 @@ def test_the_batch_size_changes_no_byte(run, tmp_path, monkeypatch):
 
 
 def test_a_full_disk_stops_the_run_in_one_line_and_keeps_what_is_there(
-    run, tmp_path, capsys, refused, monkeypatch
+    run, tmp_path, refused, monkeypatch
 ):
     commit, calls = writer.write_sealed_json, [0]
 
@@ -67,7 +67,7 @@ def test_a_full_disk_stops_the_run_in_one_line_and_keeps_what_is_there(
     with monkeypatch.context() as patch:
         patch.setattr(writer, "write_sealed_json", full)
         assert run("--train=8", "--batch_size=2") == 2
-    assert refused(capsys).endswith("No space left on device")
+    assert refused().endswith("No space left on device")
     assert calls == [3]
     assert len(_digests(tmp_path / "out")) == 2
     assert run("--train=8", "--batch_size=2") == 0

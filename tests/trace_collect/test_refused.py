@@ -38,20 +38,20 @@ def no_weights(monkeypatch):
     ],
 )
 def test_what_cannot_work_is_one_line_before_the_weights_are_loaded(
-    run, tmp_path, capsys, flags, message, refused
+    run, tmp_path, flags, message, refused
 ):
     assert run(*flags) == 2
-    assert message in refused(capsys)
+    assert message in refused()
     assert not (tmp_path / "out").exists()
 
 
-def test_models_that_cannot_be_collected_from(run, model_folder, tmp_path, capsys, refused):
+def test_models_that_cannot_be_collected_from(run, model_folder, tmp_path, refused):
     mute = tmp_path / "mute"
     shutil.copytree(model_folder, mute)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (mute / name).unlink()
     assert run("--model", str(mute)) == 2
-    assert "no tokenizer" in refused(capsys)
+    assert "no tokenizer" in refused()
     windowed = tmp_path / "windowed"
     shutil.copytree(model_folder, windowed)
     config = json.loads((windowed / "config.json").read_text())
@@ -59,12 +59,12 @@ def test_models_that_cannot_be_collected_from(run, model_folder, tmp_path, capsy
     config.update(use_sliding_window=True, sliding_window=64, layer_types=layers)
     (windowed / "config.json").write_text(json.dumps(config))
     assert run("--model", str(windowed)) == 2
-    assert "64 tokens" in refused(capsys)
+    assert "64 tokens" in refused()
 
 
 def test_a_full_disk_is_refused_before_the_weights_are_loaded(
-    run, capsys, monkeypatch, no_weights, refused
+    run, monkeypatch, no_weights, refused
 ):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     assert run() == 2
-    assert "1.0 kB free on that disk" in refused(capsys)
+    assert "1.0 kB free on that disk" in refused()

@@ -68,7 +68,7 @@ def test_repeating_the_command_changes_nothing_and_other_settings_are_refused(
     assert before == after
     monkeypatch.delattr("trace_collect.run.load_configured_model")  # weights are not loaded again
     assert run("--train=1", "--validation=0", "--seed=1") == 2
-    assert "begun with other settings (seed: 0 there, 1 here)" in refused(capsys)
+    assert "begun with other settings (seed: 0 there, 1 here)" in refused()
 
 
 def test_a_dry_run_makes_the_prompts_and_loads_no_weights(run, tmp_path, capsys, monkeypatch):
@@ -135,4 +135,4 @@ def test_labels_are_the_scorer_inputs_of_the_prompt(run, model_folder, tmp_path,
         torch.testing.assert_close(reader.label(name, 1), expected, rtol=1e-4, atol=1e-6)
         assert reader.label(name, 1).max() > 0
     assert run("--train=2", "--validation=0", "--labels=kvzip") == 2
-    assert "labels: ['kvzip', 'kvzip_plus'] there, ['kvzip'] here" in refused(capsys)
+    assert "labels: ['kvzip', 'kvzip_plus'] there, ['kvzip'] here" in refused()
