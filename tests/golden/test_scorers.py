@@ -26,10 +26,6 @@ def budgets_of(tokens):
     return sorted(budget for budget in wanted if 0 < budget < tokens)
 
 
-def mask_of(indices, tokens):
-    return torch.zeros(*indices.shape[:-1], tokens).scatter_(-1, indices, 1.0).bool().numpy()
-
-
 def compare(golden, inputs, *, ties=True):
     """Assert agreement at every budget; returns compared and all (budget, head) pairs."""
     scorer = make_scorer(golden.spec)
@@ -52,8 +48,9 @@ def compare(golden, inputs, *, ties=True):
             decided = ~undecided(expected, budget, golden.rtol, golden.atol)
             if not ties:
                 decided &= ~tied(expected, budget)
-            kept_mask = mask_of(select_tokens(scores, budget, protection), tokens)
-            same = (kept_mask == kept(expected, budget)).all(axis=-1)
+            mask = np.zeros(truth.shape, bool)
+            np.put_along_axis(mask, select_tokens(scores, budget, protection).numpy(), True, -1)
+            same = (mask == kept(expected, budget)).all(axis=-1)
             assert same[decided].all(), (golden.spec, tokens, budget, protection)
             compared, total = compared + int(decided.sum()), total + decided.size
     return compared, total

@@ -123,14 +123,11 @@ def test_more_differences_from_the_policy_trained_on_the_tasks():
         assert sums == pytest.approx([sums[0]] * len(sums), abs=2e-4)
 
 
-def _cells(line):
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
-
-
 def test_readme_and_the_figure_show_the_same_rows(monkeypatch):
     monkeypatch.chdir(ROOT)
     results = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Results\n")[1]
-    head, _, *table = [_cells(line) for line in results.split("\n\n")[1].splitlines()]
+    lines = [line.strip().strip("|").split("|") for line in results.split("\n\n")[1].splitlines()]
+    head, _, *table = [[cell.strip() for cell in line] for line in lines]
     assert [share.split(" %")[0] for share in head[1:]] == [b.rstrip("%") for b in figure.BUDGETS]
     numbers = figure.read_numbers()
     numbers = numbers[(numbers["length"] == figure.LENGTHS[0]) & (numbers["task"] == "all")]

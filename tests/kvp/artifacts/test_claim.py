@@ -219,19 +219,15 @@ WRITES = {
 }
 
 
-def _write_after(path, go, write):
-    with OutputFolder.claim(path, KIND, IDENTITY) as folder:
-        folder.begin({**HEAD, "identity": IDENTITY})
-        go(path)
-        write(path)
-
-
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("how", GONE)
 def test_a_folder_that_goes_meanwhile_is_one_line_and_the_next_claim_goes_on(how, write, tmp_path):
     path = tmp_path / "trial"
-    with pytest.raises(ResultsError, match="was deleted, moved or replaced meanwhile; repeat"):
-        _write_after(path, GONE[how], WRITES[write])
+    refused = pytest.raises(ResultsError, match="was deleted, moved or replaced meanwhile; repeat")
+    with refused, OutputFolder.claim(path, KIND, IDENTITY) as folder:
+        folder.begin({**HEAD, "identity": IDENTITY})
+        GONE[how](path)
+        WRITES[write](path)
     with OutputFolder.claim(path, KIND, IDENTITY) as folder:
         assert (folder.existing_marker is not None) == (how == "copied")
         assert {entry.name for entry in path.iterdir()} <= {LOCK, KIND.marker}

@@ -4,15 +4,12 @@ import errno
 import os
 import signal
 import threading
+from unittest.mock import Mock
 
 import pytest
 
 from kvp.errors import StoreError
 from kvp.program.exit_codes import call_program
-
-
-def _raise(error):
-    raise error
 
 
 @pytest.mark.parametrize(
@@ -30,7 +27,7 @@ def _raise(error):
     ],
 )  # fmt: skip
 def test_what_the_user_can_mend_is_one_line(error, code, line, capsys):
-    assert call_program(lambda: _raise(error), "p") == code
+    assert call_program(Mock(side_effect=error), "p") == code
     assert capsys.readouterr().err == line + "\n"
 
 

@@ -21,11 +21,6 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, generator=random, dtype=torch.float64)
 
 
-def hard_ranks(scores):
-    """1 for the largest, counted one by one."""
-    return 1 + (scores[..., None, :] > scores[..., :, None]).double().sum(-1)
-
-
 @pytest.mark.parametrize(("strength", "ranks"), [(2.0, [3, 1.25, 1.75]), (1.0, [3, 1, 2])])
 def test_published_soft_ranks(strength, ranks):
     scores = torch.tensor([5.0, 1.0, 2.0])
@@ -50,7 +45,8 @@ def test_soft_ranks_are_the_projection_onto_the_permutahedron(strength):
 
 def test_hard_and_constant_limits_and_ties():
     scores = draw(3, 12)
-    torch.testing.assert_close(soft_rank(scores, 1e-6), hard_ranks(scores))
+    hard = 1 + (scores[..., None, :] > scores[..., :, None]).double().sum(-1)  # 1 for the largest
+    torch.testing.assert_close(soft_rank(scores, 1e-6), hard)
     middle = torch.full((9,), 5.0, dtype=torch.float64)
     torch.testing.assert_close(soft_rank(draw(9), 1e9), middle)
     torch.testing.assert_close(soft_rank(torch.zeros(9, dtype=torch.float64), 0.1), middle)

@@ -24,10 +24,6 @@ REWARDS = {"skill": skill_reward, "ratio": ratio_reward}
 COPIES = 4_000
 
 
-def recipe_of(**changes):
-    return replace(PRESETS["fourier"], **changes)
-
-
 def contexts():
     """An easy context, whose scores are right, and two hard ones: scores and importance [1, N]."""
     random = torch.Generator().manual_seed(0)
@@ -111,7 +107,8 @@ def test_a_lone_episode_has_nobody_to_compare_with():
 @pytest.mark.parametrize("reward", ["skill", "ratio"])
 def test_exact_loss_is_minus_the_mean_reward(reward):
     batch = copied(1)
-    losses, metrics = load_objective("exact")(batch, recipe_of(objective="exact", reward=reward))
+    recipe = replace(PRESETS["fourier"], objective="exact", reward=reward)
+    losses, metrics = load_objective("exact")(batch, recipe)
     means, expected = exact_rewards_and_gradients(reward)
     torch.testing.assert_close(-losses, torch.stack(means).mean(0))
     assert metrics["train/reward"] == pytest.approx(-losses.item())

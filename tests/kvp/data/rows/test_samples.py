@@ -22,10 +22,6 @@ def message(name, **facts):
     }  # fmt: skip
 
 
-def names(found):
-    return found[-1]["content"].removeprefix("text ")
-
-
 TREE = [
     message("a"),
     message("ab", rank=1), message("ac", rank=0), message("ad", rank=2),
@@ -38,7 +34,8 @@ TREE = [
 
 def test_all_threads_the_best_first():
     found = list(threads(TREE))
-    assert [names(thread) for thread in found] == ["acye", "abxg", "acxe", "acyf", "ad"]
+    last = [thread[-1]["content"] for thread in found]
+    assert last == [f"text {name}" for name in ("acye", "abxg", "acxe", "acyf", "ad")]
     for thread in found:
         assert [turn["role"] for turn in thread] == ["user", "assistant"] * (len(thread) // 2)
     assert list(threads(reversed(TREE))) == found
