@@ -20,18 +20,14 @@ DEFAULT = Protection(sinks=4, recents=16)
 each = pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.spec)
 
 
-def budgets_of(tokens):
-    """Both ends, quarters, and numbers around protection and windows."""
-    wanted = {1, 2, 3, tokens // 4, tokens // 2, 3 * tokens // 4, tokens - 1, 21, 32, 64, 65, 130}
-    return sorted(budget for budget in wanted if 0 < budget < tokens)
-
-
 def compare(golden, inputs, *, ties=True):
     """Assert agreement at every budget; returns compared and all (budget, head) pairs."""
     scorer = make_scorer(golden.spec)
     tokens = inputs.shape[2]
     compared = total = 0
-    for budget in budgets_of(tokens):
+    # Both ends, quarters, and numbers around protection and windows.
+    wanted = {1, 2, 3, tokens // 4, tokens // 2, 3 * tokens // 4, tokens - 1, 21, 32, 64, 65, 130}
+    for budget in sorted(budget for budget in wanted if 0 < budget < tokens):
         scores = scorer.score(inputs.view(scorer.needs, budget))
         truth = golden.truth(inputs, budget)
         assert scores.shape == truth.shape

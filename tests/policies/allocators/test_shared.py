@@ -26,11 +26,6 @@ def pooled(scores, pool):
     return [float(np.float32(combine(column))) for column in zip(*heads, strict=True)]
 
 
-def protected_tokens(tokens, protection):
-    recents = range(max(tokens - protection.recents, 0), tokens)
-    return sorted({*range(min(protection.sinks, tokens)), *recents})
-
-
 def kept(scores, budget, protected):
     """Protected tokens, then the best ones, of equal ones the newer."""
     order = sorted(range(len(scores)), key=lambda i: (i not in protected, -scores[i], -i))
@@ -45,7 +40,8 @@ def test_all_heads_keep_the_best_tokens(pool, levels):
         drawn = np.random.default_rng(tokens).integers(0, levels, (2, 3, tokens))
         for protection in PROTECTIONS:
             selection = Selection(torch.from_numpy(drawn).float(), protection)
-            protected = protected_tokens(tokens, protection)
+            recents = range(max(tokens - protection.recents, 0), tokens)
+            protected = sorted({*range(min(protection.sinks, tokens)), *recents})
             raised = drawn.astype(float)
             raised[..., protected] = np.inf  # they come first in every head
             for budget in range(max(1, min(tokens, protection.tokens)), tokens + 1):
