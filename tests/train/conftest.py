@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from kvp.geometry import Geometry
+from kvp.program.table import train as main
 from kvp.store import SequenceRecord, StorePlan, Trace, TraceWriter
 
 GEOMETRY = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
@@ -85,6 +86,17 @@ def make_store(tmp_path_factory):
 def store(make_store):
     """The store most tests share."""
     return make_store()
+
+
+@pytest.fixture(scope="module")
+def train(request):
+    """Train on a store into a folder, with settings beside `TINY` of the module; the exit code."""
+
+    def run(store, out, **settings):
+        chosen = {"traces": store, "out": out, **request.module.TINY, **settings}
+        return main([f"--{name}={value}" for name, value in chosen.items()])
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from kvp.artifacts.claim import OutputFolder
 from kvp.errors import PolicyError, StoreError, UsageError
-from kvp.program.table import run_program, train
+from kvp.program.table import run_program
 from kvp.ranks import Rank
 from policies.policy_files import POLICY, load_policy, load_shard
 from train.config import TrainConfig
@@ -25,27 +25,17 @@ TINY = {
 }  # fmt: skip
 
 
-def flags(store, out, **settings):
-    chosen = {"traces": store, "out": out, **TINY, **settings}
-    return [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
-
-
-def train_on(store, out, **settings):
-    assert train(flags(store, out, **settings)) == 0
-    return out
-
-
 def index(policy):
     return json.loads((policy / "policy.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def shards(store, tmp_path_factory):
+def shards(train, store, tmp_path_factory):
     """A shard of one head, and one of the other three, in two layers."""
     folder = tmp_path_factory.mktemp("shards")
-    return [
-        train_on(store, folder / heads.replace(":", "-"), heads=heads) for heads in ("0:1", "1:4")
-    ]
+    assert train(store, folder / "one", heads="0:1") == 0
+    assert train(store, folder / "three", heads="1:4") == 0
+    return [folder / "one", folder / "three"]
 
 
 def assert_same_policy(merged, whole):
@@ -69,9 +59,9 @@ def assert_same_policy(merged, whole):
         torch.testing.assert_close(*knots, rtol=1e-4, atol=1e-4)
 
 
-def test_merged_shards_are_the_policy_of_one_run(store, shards, tmp_path, capsys):
-    whole = train_on(store, tmp_path / "whole")
-    merged = tmp_path / "merged"
+def test_merged_shards_are_the_policy_of_one_run(train, store, shards, tmp_path, capsys):
+    merged, whole = tmp_path / "merged", tmp_path / "whole"
+    assert train(store, whole) == 0
     assert merge(["--shards", f"{shards[1]}, {shards[0]}", "--out", str(merged)]) == 0
     assert_same_policy(merged, whole)
     assert merge(["--shards", str(merged), "--out", str(tmp_path / "again")]) == 2
@@ -111,12 +101,14 @@ def test_a_shard_is_no_policy(shards):
         ([0, 3], "training.*(seed: 0 there, 7 here)"),
     ],
 )
-def test_shards_that_make_no_policy_are_one_line(given, message, shards, store, tmp_path, capsys):
-    others = [
-        lambda: shutil.copytree(shards[0], tmp_path / "copy"),
-        lambda: train_on(store, tmp_path / "other", heads="1:4", seed=7, steps=10),
-    ]
-    named = [shards[number] if number < 2 else others[number - 2]() for number in given]
+def test_shards_that_make_no_policy_are_one_line(
+    given, message, shards, train, store, tmp_path, capsys
+):
+    copied, other = tmp_path / "copy", tmp_path / "other"
+    shutil.copytree(shards[0], copied)
+    if 3 in given:
+        assert train(store, other, heads="1:4", seed=7) == 0
+    named = [(*shards, copied, other)[number] for number in given]
     capsys.readouterr()
     out = tmp_path / "merged"
     assert merge(["--shards", ",".join(map(str, named)), "--out", str(out)]) == 2
@@ -134,8 +126,8 @@ def test_shards_that_make_no_policy_are_one_line(given, message, shards, store, 
         ({"device": "cuda:99"}, "--device cuda:99 is not available here"),
     ],
 )
-def test_heads_and_devices_that_cannot_be(settings, message, store, tmp_path, capsys):
-    assert train(flags(store, tmp_path / "policy", **settings)) == 2
+def test_heads_and_devices_that_cannot_be(settings, message, train, store, tmp_path, capsys):
+    assert train(store, tmp_path / "policy", **settings) == 2
     (error,) = capsys.readouterr().err.splitlines()
     assert message in error
     assert not (tmp_path / "policy").exists()
@@ -177,11 +169,11 @@ def test_alone_it_trains_all(store, monkeypatch):
 
 
 @pytest.mark.usefixtures("second_of_three")
-def test_a_process_of_several_writes_its_shard(store, tmp_path, monkeypatch):
+def test_a_process_of_several_writes_its_shard(train, store, tmp_path, monkeypatch):
     """Lightning sees the same variables, and must not take this for a rank that writes nothing."""
     monkeypatch.setattr(rank_zero_only, "rank", 1)  # as it reads them when it is imported
     out = tmp_path / "out"
-    train_on(store, out, steps=4, heads="auto")
+    assert train(store, out, steps=4, heads="auto") == 0
     assert {path.name for path in (out / "heads-1-2").glob("*.safetensors")} == {
         "layer_00_head_01.safetensors"
     }

@@ -5,19 +5,13 @@ import re
 import torch
 
 from kvp.geometry import Geometry
-from kvp.program.table import train as main
 from train.job.summary import print_summary
 from train.learning.validation import HeldOut
 
 TINY = {"contexts": 1, "hidden": 8, "min_prefix": 40, "steps": 4}
 
 
-def train(store, out, **settings):
-    chosen = {"traces": store, "out": out, **TINY, **settings}
-    return main([f"--{name}={value}" for name, value in chosen.items()])
-
-
-def test_start_and_end_say_what_and_where(store, tmp_path, capsys):
+def test_start_and_end_say_what_and_where(train, store, tmp_path, capsys):
     assert train(store, tmp_path / "p") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("training 4 of 4 KV heads, ")
@@ -34,7 +28,7 @@ def undefined(batch, recipe):
     return batch.scores[0].sum(-1) * float("nan"), {"train/loss": 0.0}
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(store, tmp_path, capsys):
+def test_a_loss_that_is_not_finite_ends_the_run(train, store, tmp_path, capsys):
     assert train(store, tmp_path / "p", objective=f"{__name__}:undefined") == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("kvp train: error: training diverged: the loss of step 1 is nan; lower")

@@ -11,7 +11,6 @@ import torch
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from kvp.artifacts.claim import OutputFolder
-from kvp.program.table import train as main
 from train.job.run_folder import RUN
 from train.training import RankerTraining
 
@@ -19,11 +18,6 @@ TINY = {
     "contexts": 2, "hidden": 16, "permutations": 4, "min_prefix": 40, "lr": 0.01, "validate_every":
     10, "checkpoint_every": 7, "objective": "rloo",
 }  # fmt: skip
-
-
-def flags(store, out, **settings):
-    chosen = {"traces": store, "out": out, **TINY, **settings}
-    return [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
 
 
 class Killed(BaseException):
@@ -39,7 +33,7 @@ class Killed(BaseException):
     ids=lambda kind: "-".join(map(str, kind.values())),
 )
 def test_whatever_is_learned_survives_kills_at_any_step(
-    kind, store, tmp_path, monkeypatch, assert_same
+    kind, train, store, tmp_path, monkeypatch, assert_same
 ):
     out, deadly = tmp_path / "killed", [2, 9]  # a checkpoint follows step 6
     whole_step = RankerTraining.training_step
@@ -54,16 +48,16 @@ def test_whatever_is_learned_survives_kills_at_any_step(
     monkeypatch.setattr(RankerTraining, "training_step", step_that_may_kill)
     while deadly:
         with pytest.raises(Killed):
-            main(flags(store, out, **common))
+            train(store, out, **common)
         assert not (out / "policy.json").exists()
-    assert main(flags(store, out, **common)) == 0
-    assert main(flags(store, tmp_path / "whole", **common)) == 0
+    assert train(store, out, **common) == 0
+    assert train(store, tmp_path / "whole", **common) == 0
     assert_same(out, tmp_path / "whole")
 
 
 @pytest.mark.parametrize("fault", ["checkpoint", "log", "deleted", "replaced"])
 def test_a_full_disk_or_a_folder_that_goes_is_one_line_and_the_same_command_goes_on(
-    fault, store, tmp_path, monkeypatch, assert_same, capsys
+    fault, train, store, tmp_path, monkeypatch, assert_same, capsys
 ):
     out = tmp_path / "policy"
     whole_step, written = RankerTraining.training_step, RecordWriter.write
@@ -87,7 +81,7 @@ def test_a_full_disk_or_a_folder_that_goes_is_one_line_and_the_same_command_goes
     monkeypatch.setattr(RankerTraining, "training_step", step_with_fault)
     monkeypatch.setattr(RecordWriter, "write", full)
     try:
-        assert main(flags(store, out, **common)) == 2
+        assert train(store, out, **common) == 2
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     said = capsys.readouterr().err
@@ -99,24 +93,24 @@ def test_a_full_disk_or_a_folder_that_goes_is_one_line_and_the_same_command_goes
     assert "Traceback" not in said
     assert (out / "checkpoints/last.ckpt").exists() == (fault in reasons)
     monkeypatch.undo()
-    assert main(flags(store, out, **common)) == 0
-    assert main(flags(store, tmp_path / "whole", **common)) == 0
+    assert train(store, out, **common) == 0
+    assert train(store, tmp_path / "whole", **common) == 0
     assert_same(out, tmp_path / "whole")
 
 
-def test_the_store_may_move(store, tmp_path):
+def test_the_store_may_move(train, store, tmp_path):
     moved = tmp_path / "elsewhere"
     shutil.copytree(store, moved)
     out = tmp_path / "policy"
-    assert main(flags(store, out, steps=3)) == 0
+    assert train(store, out, steps=3) == 0
     (out / "policy.json").unlink()
-    assert main(flags(moved, out, steps=3)) == 0
+    assert train(moved, out, steps=3) == 0
 
 
-def unfinished(store, out, **more):
+def unfinished(train, store, out, **more):
     """What a kill right before the end leaves."""
     with patch("train.job.run_folder.RunFolder.finish"):
-        assert main(flags(store, out, steps=8, **more)) == 0
+        assert train(store, out, steps=8, **more) == 0
     (out / "policy.json").unlink()
 
 
@@ -127,35 +121,37 @@ class _Code:
         return os.system, ("touch EXECUTED",)
 
 
-def test_a_checkpoint_of_others_is_one_line_and_runs_no_code(store, tmp_path, capsys, monkeypatch):
+def test_a_checkpoint_of_others_is_one_line_and_runs_no_code(
+    train, store, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     out, other = tmp_path / "policy", tmp_path / "other"
-    unfinished(store, out)
-    unfinished(store, other, seed=1)
+    unfinished(train, store, out)
+    unfinished(train, store, other, seed=1)
     (checkpoint,) = out.glob("checkpoints/*.ckpt")
     mine = torch.load(checkpoint, weights_only=True)
     lacking = {**mine, "state_dict": dict(list(mine["state_dict"].items())[1:])}
     no_loops = {name: value for name, value in mine.items() if name != "loops"}
     for content in (_Code(), {**mine, "more": _Code()}, [1], {}, lacking, no_loops):
         torch.save(content, checkpoint)
-        assert main(flags(store, out, steps=8)) == 2
+        assert train(store, out, steps=8) == 2
         said = capsys.readouterr().err.splitlines()[-1]
         assert f"error: {checkpoint} is damaged or not of this run" in said
     shutil.copy(other / "checkpoints" / checkpoint.name, checkpoint)
-    assert main(flags(store, out, steps=8)) == 2
+    assert train(store, out, steps=8) == 2
     assert "(it is of another run); delete it" in capsys.readouterr().err
     assert not (tmp_path / "EXECUTED").exists()
 
 
-def test_one_training_writes_a_folder(store, tmp_path, capsys):
+def test_one_training_writes_a_folder(train, store, tmp_path, capsys):
     """A second one would leave its weights next to the settings of the first."""
     out = tmp_path / "policy"
-    unfinished(store, out)
+    unfinished(train, store, out)
     lock = OutputFolder(out, RUN)
-    assert main(flags(store, out, steps=8)) == 2
+    assert train(store, out, steps=8) == 2
     assert f"{out} is being written by process " in capsys.readouterr().err
-    assert main(flags(store, out, steps=8, seed=1)) == 2
+    assert train(store, out, steps=8, seed=1) == 2
     capsys.readouterr()
     lock.release()
-    assert main(flags(store, out, steps=8)) == 0
+    assert train(store, out, steps=8) == 0
     assert not (out / "writer.lock").exists()

@@ -6,7 +6,6 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from kvp.program.table import train as main
 from kvp.scoring import View
 from kvp.store import TraceReader
 from policies.policy_files import load_policy
@@ -28,15 +27,10 @@ BETTER = {"contexts": 8, "hidden": 64, "permutations": 8, "lr": "0.005", "steps"
 """Steps that have a chance to learn the task."""
 
 
-def flags(store, out, **settings):
-    chosen = {"traces": store, "out": out, **TINY, **settings}
-    return [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
-
-
 @pytest.fixture(scope="module")
-def trained(store, tmp_path_factory):
+def trained(train, store, tmp_path_factory):
     out = tmp_path_factory.mktemp("trained") / "policy"
-    assert main(flags(store, out, **BETTER)) == 0
+    assert train(store, out, **BETTER) == 0
     return out
 
 
@@ -75,11 +69,13 @@ def learned_channels(policy, store):
 @pytest.mark.parametrize(
     ("objective", "label"), [("listwise", "future_attention"), ("regress", "kvzip_plus")]
 )
-def test_every_objective_learns_the_label_it_is_given(objective, label, make_store, tmp_path):
+def test_every_objective_learns_the_label_it_is_given(
+    train, objective, label, make_store, tmp_path
+):
     store = make_store(labels=("kvzip_plus",))
     better = {"contexts": 8, "hidden": 32, "lr": "0.01", "steps": 60}
     given = {"objective": objective, "label": label}
-    assert main(flags(store, tmp_path / "policy", **better, **given)) == 0
+    assert train(store, tmp_path / "policy", **better, **given) == 0
     expected = [0, 1, 2, 3] if label == "future_attention" else [2, 3, 4, 5]
     assert learned_channels(tmp_path / "policy", store) == expected
     shifts = load_policy(tmp_path / "policy").rankers.score_bias  # a loss of the order sees none
@@ -91,11 +87,11 @@ def test_every_objective_learns_the_label_it_is_given(objective, label, make_sto
     assert (skill > 0.7) == (label == "future_attention")
 
 
-def test_keys_are_seen_from_the_end_of_the_cache(make_store, tmp_path):
+def test_keys_are_seen_from_the_end_of_the_cache(train, make_store, tmp_path):
     store = make_store(frequencies=(0.5, 0.125))
     for frame, known in (("end", (0.5, 0.125)), ("stored", ())):
         out = tmp_path / frame
-        assert main(flags(store, out, steps=2, key_frame=frame)) == 0
+        assert train(store, out, steps=2, key_frame=frame) == 0
         assert load_policy(out).rankers.spec.key_frequencies == known
     ends, stored = (
         load_file(tmp_path / frame / "layer_00_head_00.safetensors")["key_std"]
@@ -105,23 +101,23 @@ def test_keys_are_seen_from_the_end_of_the_cache(make_store, tmp_path):
     torch.testing.assert_close(ends[4:], stored[4:])
 
 
-def test_traces_that_know_no_rotary_embedding(make_store, tmp_path, capsys):
+def test_traces_that_know_no_rotary_embedding(train, make_store, tmp_path, capsys):
     store = make_store(frequencies=None)
-    assert main(flags(store, tmp_path / "policy", steps=2, key_frame="end")) == 2
+    assert train(store, tmp_path / "policy", steps=2, key_frame="end") == 2
     (error,) = capsys.readouterr().err.splitlines()
     assert "--key_frame end" in error
     assert "--key_frame stored" in error
     assert not (tmp_path / "policy").exists()
-    assert main(flags(store, tmp_path / "policy", steps=2, key_frame="stored")) == 0
+    assert train(store, tmp_path / "policy", steps=2, key_frame="stored") == 0
     only_values = {"inputs": "value", "key_frame": "end"}
-    assert main(flags(store, tmp_path / "values", steps=2, **only_values)) == 0
+    assert train(store, tmp_path / "values", steps=2, **only_values) == 0
 
 
-def test_training_on_the_first_sequences(store, tmp_path, capsys):
-    assert main(flags(store, tmp_path / "policy", steps=2, sequences=5)) == 0
+def test_training_on_the_first_sequences(train, store, tmp_path, capsys):
+    assert train(store, tmp_path / "policy", steps=2, sequences=5) == 0
     content = json.loads((tmp_path / "policy" / "policy.json").read_text())
     assert content["training"]["traces"]["train"] == 5
-    assert main(flags(store, tmp_path / "more", steps=2, sequences=7)) == 2
+    assert train(store, tmp_path / "more", steps=2, sequences=7) == 2
     assert "--sequences 7: the store has 6 training" in capsys.readouterr().err
     assert not (tmp_path / "more").exists()
 
@@ -156,20 +152,22 @@ def test_logs_stay_next_to_the_policy_and_checkpoints_go(trained):
     assert not list(trained.rglob("*.partial"))
 
 
-def test_a_finished_run_is_left_alone(trained, store, capsys):
+def test_a_finished_run_is_left_alone(trained, train, store, capsys):
     before = (trained / "policy.json").read_bytes()
-    assert main(flags(store, trained, **BETTER)) == 0
+    assert train(store, trained, **BETTER) == 0
     assert "already holds the finished policy" in capsys.readouterr().out
     assert (trained / "policy.json").read_bytes() == before
-    assert main(flags(store, trained, **BETTER | {"lr": "0.004"})) == 2
+    assert train(store, trained, **BETTER | {"lr": "0.004"}) == 2
     (error,) = capsys.readouterr().err.splitlines()
     assert "lr: 0.005 there, 0.004 here" in error
     assert "name a new folder" in error
 
 
-def test_one_seed_gives_one_policy_and_another_seed_another(store, tmp_path, assert_same, weights):
+def test_one_seed_gives_one_policy_and_another_seed_another(
+    train, store, tmp_path, assert_same, weights
+):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        assert main(flags(store, tmp_path / name, steps=12, seed=seed)) == 0
+        assert train(store, tmp_path / name, steps=12, seed=seed) == 0
     assert_same(tmp_path / "a", tmp_path / "b")
     assert not torch.equal(
         weights(tmp_path / "a")["layer_00_head_00.safetensors"]["first_weight"],
@@ -177,10 +175,10 @@ def test_one_seed_gives_one_policy_and_another_seed_another(store, tmp_path, ass
     )
 
 
-def test_heads_do_not_influence_each_other(store, make_store, tmp_path, weights):
+def test_heads_do_not_influence_each_other(train, store, make_store, tmp_path, weights):
     others = make_store(noise=1)  # head 0 of layer 0 sees the same traces, all others do not
-    assert main(flags(store, tmp_path / "a", steps=15)) == 0
-    assert main(flags(others, tmp_path / "b", steps=15)) == 0
+    assert train(store, tmp_path / "a", steps=15) == 0
+    assert train(others, tmp_path / "b", steps=15) == 0
     ours, theirs = weights(tmp_path / "a"), weights(tmp_path / "b")
     same = {
         name: all(torch.equal(tensor, theirs[name][key]) for key, tensor in state.items())
@@ -189,16 +187,16 @@ def test_heads_do_not_influence_each_other(store, make_store, tmp_path, weights)
     assert list(same.values()) == [True, False, False, False]
 
 
-def test_recomputing_activations_changes_nothing(store, tmp_path, assert_same):
-    assert main(flags(store, tmp_path / "a", steps=6)) == 0
+def test_recomputing_activations_changes_nothing(train, store, tmp_path, assert_same):
+    assert train(store, tmp_path / "a", steps=6) == 0
     # 4 heads of 2 contexts of about 50 tokens and 1 kB each need 0.4 MB: groups of 2
-    assert main(flags(store, tmp_path / "b", steps=6, activation_gb="2.4e-4")) == 0
+    assert train(store, tmp_path / "b", steps=6, activation_gb="2.4e-4") == 0
     assert_same(tmp_path / "a", tmp_path / "b")
 
 
 @pytest.mark.parametrize("inputs", ["key,value", "key,recent", "distance"])
-def test_rankers_have_the_inputs_that_are_named(store, tmp_path, inputs):
-    assert main(flags(store, tmp_path / "policy", steps=1, inputs=inputs)) == 0
+def test_rankers_have_the_inputs_that_are_named(train, store, tmp_path, inputs):
+    assert train(store, tmp_path / "policy", steps=1, inputs=inputs) == 0
     assert load_policy(tmp_path / "policy").rankers.spec.inputs == tuple(inputs.split(","))
 
 
@@ -211,8 +209,8 @@ def test_rankers_have_the_inputs_that_are_named(store, tmp_path, inputs):
         ({"tokens": 38}, "longer than --min_prefix 40"),
     ],
 )
-def test_unusable_stores(plan, message, make_store, tmp_path, capsys):
-    assert main(flags(make_store(**plan), tmp_path / "policy", steps=2)) == 2
+def test_unusable_stores(train, plan, message, make_store, tmp_path, capsys):
+    assert train(make_store(**plan), tmp_path / "policy", steps=2) == 2
     (error,) = capsys.readouterr().err.splitlines()
     assert message in error
     assert not (tmp_path / "policy").exists()
@@ -220,7 +218,7 @@ def test_unusable_stores(plan, message, make_store, tmp_path, capsys):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_training_on_a_gpu_learns_too(store, tmp_path):
-    assert main(flags(store, tmp_path / "policy", device="cuda", **BETTER)) == 0
+def test_training_on_a_gpu_learns_too(train, store, tmp_path):
+    assert train(store, tmp_path / "policy", device="cuda", **BETTER) == 0
     held_out = json.loads((tmp_path / "policy" / "policy.json").read_text())["held_out"]
     assert min(head["skill"] for head in held_out) > 0.85
