@@ -314,6 +314,12 @@ class ForkServer:
         """Wait for a run; its wait status."""
         return self._say(run)
 
+    def kill(self, run, *, after=0.0):
+        """Kill a run after some seconds; its wait status."""
+        time.sleep(after)
+        os.kill(run, signal.SIGKILL)
+        return self.end(run)
+
     def _say(self, job):
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()

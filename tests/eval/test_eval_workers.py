@@ -1,9 +1,7 @@
 """kvp eval in several processes, as torchrun and Slurm start them: one folder, as by one."""
 
-import os
 import random
 import signal
-import time
 
 import pytest
 
@@ -46,9 +44,7 @@ def test_a_killed_process_is_started_again(
         other = evaluations.start(out, second) if seed else 0
         wanted = draw.randint(0, EVALUATIONS // 2 - 2)
         run_until(killed, lambda out=out, wanted=wanted: _parts(out) >= wanted)
-        time.sleep(draw.uniform(0, 0.05))
-        os.kill(killed, signal.SIGKILL)
-        ends.append(evaluations.end(killed))
+        ends.append(evaluations.kill(killed, after=draw.uniform(0, 0.05)))
         seen.append(_parts(out))
         other = other or evaluations.start(out, second)
         assert evaluations.end(other) == 0, evaluations.errors.read_text()
@@ -74,8 +70,7 @@ def test_a_process_killed_while_it_joins_is_started_again(
     assert report([str(out), "--out", str(tmp_path / "report")]) == 0  # of what is there
     killed = evaluations.start(out, second)
     run_until(killed, (out / "rows.jsonl").exists)
-    os.kill(killed, signal.SIGKILL)
-    evaluations.end(killed)
+    evaluations.kill(killed)
     for environment in (first, second):  # they find all rows there, and so does a late one
         assert evaluations.end(evaluations.start(out, environment)) == 0
         assert_same_results(out, whole)

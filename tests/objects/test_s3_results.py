@@ -1,9 +1,7 @@
 """kvp eval onto S3, by one process and by several, also killed: the results that a disk gets."""
 
-import os
 import random
 import signal
-import time
 
 import pytest
 
@@ -71,9 +69,7 @@ def test_killed_evaluations_are_started_again(
         first, second = launchers[("torchrun", "array")[attempt // 2 % 2]]
         killed = evaluations.start(out, given | first, "--policies", str(policy))
         wait(draw.randint(1, 4), killed)  # fewer than one of two writes
-        time.sleep(draw.uniform(0, 0.05))
-        os.kill(killed, signal.SIGKILL)
-        ends.append(evaluations.end(killed))
+        ends.append(evaluations.kill(killed, after=draw.uniform(0, 0.05)))
         if attempt % 2:
             for environment in (second, first):
                 other = evaluations.start(out, given | environment, "--policies", str(policy))

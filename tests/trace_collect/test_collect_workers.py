@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import time
 
 import pytest
 
@@ -41,9 +40,7 @@ def test_a_killed_collector_is_started_again(
         killed = collectors.start(store, first)
         other = collectors.start(store, second)
         wait(draw.randint(1, 30), killed)
-        time.sleep(draw.uniform(0, 0.01))
-        os.kill(killed, signal.SIGKILL)
-        ends.append(collectors.end(killed))
+        ends.append(collectors.kill(killed, after=draw.uniform(0, 0.01)))
         # As itself beside the other one, or later alone for all that is missing.
         again = collectors.start(store, first) if seed % 2 else 0
         assert collectors.end(other) == 0, collectors.errors.read_text()
