@@ -160,10 +160,10 @@ def _picture(data: PageData, comparison: Comparison, name: str, measure: str) ->
         *(["unfinished: ranks no method"] if comparison.unfinished else ()),
     ]
     which = "Methods have their tuned or default settings"
-    if best and best.learned:
-        which = "Methods that were not tuned have one setting at every budget, chosen on the very "
-        which += f"prompts shown: the one that is best at {best.budget}. That favours them; tables "
-        which += "have the one nearest to the default"
+    run = [one.family for one in best.compared] if best else []
+    if best and (picked := [one.family for one in best.ranked if run.count(one.family) > 1]):
+        which = f"{', '.join(picked)}: one setting at every budget, chosen on the prompts shown, "
+        which += f"the best at {best.budget}. That favours them; tables have the default"
     families = {setting.family for setting in shown}
     left_out = [one.family for one in comparison.choices if one.family not in families]
     which += f". Not drawn: {', '.join(left_out)}" if left_out else ""
