@@ -65,9 +65,7 @@ FAMILIES = {
         "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0,
         "vocab_size_per_layer_input": 64,
     }),
-    "GPT-OSS": ("GptOss", {
-        **WIDE, **SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2,
-    }),
+    "GPT-OSS": ("GptOss", {**WIDE, **SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "Qwen 3-Next": ("Qwen3Next", {
         **WIDE, **LINEAR, **EXPERTS, "shared_expert_intermediate_size": 16,
     }),
