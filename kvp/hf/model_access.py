@@ -1,7 +1,7 @@
 """The modules of a model: its attention, and what projects queries and values.
 
 Works for decoders whose attention modules project queries with `q_proj` (optionally normalised by
-`q_norm`) or a fused `qkv_proj`: Qwen2, Qwen3, Llama, Mistral, Phi-3.
+`q_norm`, or gated) or a fused `qkv_proj` (docs/models.md has the families).
 """
 
 from __future__ import annotations
