@@ -108,7 +108,7 @@ def flags_of(config_class: type[Group], preset: object = None) -> dict[str, Flag
 
 def parse_value(flag: Flag, value: object) -> object:
     """Value of a flag from command-line text or a YAML scalar; UsageError names what it takes."""
-    if value is None or (flag.optional and value in ("null", "none", "None")):
+    if value is None or (flag.optional and value in ("null", "None")):
         if flag.optional:
             return None
         raise UsageError(f"--{flag.name} needs a value")

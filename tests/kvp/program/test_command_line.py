@@ -140,9 +140,9 @@ def test_a_mistake_in_yaml_is_one_line(tmp_path, text, message, one_line):
 
 
 def test_on_and_off_in_yaml_are_words(tmp_path):
-    (tmp_path / "c.yaml").write_text("protection: off\ncount: null\n")
+    (tmp_path / "c.yaml").write_text("protection: off\ncount: null\nheads: none\n")
     config = _parse("--config", str(tmp_path / "c.yaml"), "--out", "o")
-    assert (config.protection, config.count) == ("off", None)
+    assert (config.protection, config.count, config.heads) == ("off", None, "none")
     assert _parse("--out", "o", "--count", "null").count is None
 
 
