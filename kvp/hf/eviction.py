@@ -308,7 +308,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
             check_repeatable(self.rule)
         elif self.every is None:
             return
-        elif cache.prompt_state is None:  # loaded, or made outside of a block
+        elif cache.prompt_state is None:  # made outside of a block
             cache.prompt_state = _prompt_state(cache)
         if not needs.queries:
             cache.recorder = None
@@ -358,11 +358,11 @@ class EvictingBlock(AbstractContextManager[Kept]):
         return getattr(config, name, None) if kwargs.get(name) is None else kwargs[name]
 
     def _adopt_cache(self, cache: Any) -> EvictingCache:  # noqa: ANN401
-        """`cache` itself, made an evicting one where it is empty."""
-        if isinstance(cache, EvictingCache):
+        """`cache` itself, made an evicting one where it is empty; UsageError for a context's."""
+        if isinstance(cache, EvictingCache) and (cache.ids is not None or not cache.evicted):
             return cache
         offloading = " with offloading" if getattr(cache, "offloading", False) else ""
-        if type(cache) is not DynamicCache or offloading:
+        if type(cache) not in (DynamicCache, EvictingCache) or offloading:
             raise UsageError(
                 f"evicting cannot shrink a {type(cache).__name__}{offloading}: pass neither "
                 "past_key_values nor cache_implementation"

@@ -79,14 +79,14 @@ def test_a_context_answers(allocator, nano, words):
     counts = {count for layer in context.facts.counts or [[context.facts.kept]] for count in layer}
     assert (len(counts) > 2) is bool(allocator)
     assert not any(count % 32 for count in counts)
-    asked = (
-        "What is the special magic number for lazy-cat? The special magic number for lazy-cat is"
-    )
-    ids = words(asked, add_special_tokens=False).input_ids
+    fact = "special magic number for lazy-cat"
+    ids = words(f"What is the {fact}? The {fact} is", add_special_tokens=False).input_ids
     prompt = torch.tensor([[*context.placeholders, *ids]])
     past = load_context(context, nano)
     answer = nano.generate(prompt, past_key_values=past, max_new_tokens=4, do_sample=False)
     assert "4821973" in words.decode(answer[0, -4:])
+    with evicting(nano, make_scorer("knorm"), 40), pytest.raises(UsageError, match="outside of"):
+        nano(prompt[:, -9:], past_key_values=load_context(context, nano))
 
 
 def test_what_engines_cannot_hold_is_refused(nano, words, build):
