@@ -182,12 +182,9 @@ def first_number(prediction: str, references: Sequence[str]) -> float:
     match = _REAL.search(prediction)
     if match is None:
         return 0.0
-    value = float(match[0])
-    equal = (
-        int(value) == int(reference) if reference.isdecimal() else value == float(reference)
-        for reference in references
-    )
-    return float(any(equal))
+    value = Decimal(match[0])
+    whole = map(Decimal, filter(str.isdecimal, references))
+    return float(value in map(Decimal, references) or Decimal(int(value)) in whole)
 
 
 def choice_letter(prediction: str, references: Sequence[str]) -> float:

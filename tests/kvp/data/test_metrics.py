@@ -49,7 +49,7 @@ from kvp.data.metrics import METRICS, last_number, score_answer
         ("share_of_numbers", "段落12", ["段落12"], 1),
         ("share_of_numbers", "none", ["5"], 0),
         ("first_number", " 12.9, then 3", ["12"], 1),
-        ("first_number", "12.9", ["12.9"], 1),
+        ("first_number", 5000 * "9" + ".9", ["5", 5000 * "9" + ".9"], 1),
         ("first_number", "none", ["4"], 0),
         ("choice_letter", "B. because A", ["B"], 1),
         ("choice_letter", "Because", ["B"], 1),
