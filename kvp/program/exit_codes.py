@@ -19,6 +19,7 @@ USER_ERROR = 2
 INTERRUPTED = 130
 TERMINATED = 143
 BROKEN_PIPE = 141
+_NO_MEMORY = ("allocate memory", "Tried to allocate")  # in torch's errors
 
 
 class Terminated(BaseException):
@@ -45,7 +46,7 @@ def call_program(
     except Terminated as error:
         return _end(prog, error, "terminated", TERMINATED, again)
     except (MemoryError, RuntimeError) as error:  # torch has errors of its own
-        if not isinstance(error, MemoryError) and "allocate" not in str(error):
+        if isinstance(error, RuntimeError) and not any(part in str(error) for part in _NO_MEMORY):
             raise
         return _end(prog, error, f"error: out of memory ({first_line(error)})", USER_ERROR)
     except BrokenPipeError:
