@@ -93,11 +93,12 @@ class KvpConnector(KVConnectorBase_V1):
         if unknown := [key for key in params if str(key).startswith("kvp_") and key != COMPRESS]:
             wrong = f"kv_transfer_params has no {unknown[0]!r}: kvp reads {COMPRESS!r} alone"
             self._answers[name] = {"error": wrong}
-        if placeholders is None:
-            if budget is not None and (wrong := _compression_refusal_reason(request)):
+        elif placeholders is None and budget is not None:
+            if wrong := _compression_refusal_reason(request):
                 self._answers[name] = {"error": wrong}
-            elif budget is not None:
+            else:
                 self._saves[name] = Save(name, tuple(ids), (), str(budget))
+        if placeholders is None:
             return
         digest, written = placeholders
         facts = None

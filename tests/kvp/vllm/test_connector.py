@@ -275,8 +275,10 @@ def test_requests_may_say_anything(changes, made, start, tmp_path):
 
 
 def test_a_misspelt_request_is_told(start, tmp_path):
-    request = asked([*range(40)], kv_transfer_params={"kvp_compres": "60%"})
+    request = asked([*range(40)], kv_transfer_params={"kvp_compres": "9", "kvp_compress": "60%"})
     (connector := start(tmp_path)[1]).on_new_request(request)
+    step = SimpleNamespace(**vars(STEP) | {"num_scheduled_tokens": {"r": 40}})
+    assert not connector.build_connector_meta(step).saves
     assert "no 'kvp_compres'" in str(connector.request_finished(request, []))
 
 
