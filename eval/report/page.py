@@ -231,7 +231,7 @@ def run(config: ReportConfig) -> None:
     if config.out is None and is_address(config.results):
         raise UsageError(f"--out is missing: a page cannot be written to {config.results}")
     folder = results_folder(config.results)
-    out = Path(config.out) if config.out else folder / "report.html"
+    out = Path(config.out or Path(config.results, "report.html"))
     png = Path(config.png) if config.png else None
     if out.is_file() and GENERATOR.encode() not in out.read_bytes()[:8192]:
         raise UsageError(
