@@ -154,7 +154,7 @@ class LearnedScorer:
         of_policy = slice(first, first + heads)
         keys = view.keys[:, :, :tokens].transpose(0, 1).reshape(heads, batch * tokens, width)
         values = view.values[:, :, :tokens].transpose(0, 1).reshape(heads, batch * tokens, width)
-        again = view.positions.ndim == 3  # the heads hold different tokens, with gaps
+        gaps = view.positions.ndim == 3  # the heads hold different tokens, with gaps
         head_positions = view.head_positions
         positions = head_positions[..., :tokens].transpose(0, 1).reshape(-1, batch * tokens)
         cached = head_positions[..., -1:] + 1 - view.fed_again  # length rankers are trained with
@@ -167,7 +167,7 @@ class LearnedScorer:
         parts = [
             self.rankers(
                 keys[:, b], values[:, b], positions[:, b], length[:, b],
-                None if recent is None else recent[:, b], heads=of_policy, gaps=again,
+                None if recent is None else recent[:, b], heads=of_policy, gaps=gaps,
             )[:, inner]
             for b, inner in self._blocks(batch, tokens, view.keys.device.type)
         ]  # fmt: skip

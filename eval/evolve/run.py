@@ -46,7 +46,7 @@ from eval.work import load_bench
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import digest_json, raising_as
 from kvp.artifacts.manifest import recorded_name, run_manifest
-from kvp.data.task import TaskSettings, context_of
+from kvp.data.task import TaskSettings, context_key
 from kvp.errors import PolicyError, UsageError
 from kvp.hf import Prefill
 from kvp.hf.model_identity import model_identity, weights_digest
@@ -207,7 +207,7 @@ def split_prompts(
         for count in (searched, compared)
     ]
     maximum = max(map(sum, zip(*shares, strict=True)))
-    if len({context_of(prompt.sample.id) for prompt in first}) < len(first):
+    if len({context_key(prompt.sample.id) for prompt in first}) < len(first):
         maximum *= 2  # the held-out ones begin with another context
     prompts, _ = load_prompts(replace(settings, tasks=tasks, count=maximum), tokenizer, positions)
     search_prompts: list[Prompt] = []
@@ -215,8 +215,8 @@ def split_prompts(
     for task, count, others in zip(tasks, *shares, strict=True):
         of_task = [prompt for prompt in prompts if prompt.requested_as == task]
         search_prompts += of_task[:count]
-        seen = {context_of(prompt.sample.id) for prompt in of_task[:count]}
-        unseen = (prompt for prompt in of_task[count:] if context_of(prompt.sample.id) not in seen)
+        seen = {context_key(prompt.sample.id) for prompt in of_task[:count]}
+        unseen = (prompt for prompt in of_task[count:] if context_key(prompt.sample.id) not in seen)
         held_out += islice(unseen, others)
     if (len(search_prompts), len(held_out)) != (searched, compared):
         raise UsageError(

@@ -5,7 +5,7 @@ One bootstrap with two crossed levels (docs/decisions.md#intervals, with its cov
 - Prompts are reweighted within their task (Bayesian bootstrap, Rubin 1981), and every task weighs
   the same. Where the range of a value is known, half a prompt at each end of it is added (Jeffreys'
   prior), so that no interval has width 0 near 0 and 100 %; where it is not, Student's t is used.
-- Questions about one context (`kvp.data.task.context_of`) are reweighted together; the mean still
+- Questions about one context (`kvp.data.task.context_key`) are reweighted together; the mean still
   weighs every question the same.
 - Policy seeds add Student's t of the means of the seeds. With one seed there is nothing to
   estimate their spread from: the interval is then over prompts alone.
@@ -27,7 +27,7 @@ from scipy import special
 from scipy.stats import quantile_test
 
 from eval.results.records import value_of
-from kvp.data.task import context_of
+from kvp.data.task import context_key
 
 Floats = NDArray[np.float64]
 Name = TypeVar("Name", bound=Hashable)
@@ -270,7 +270,7 @@ def _by_task(
         sums = [value * count for value, count in zip(of_task.values(), counts, strict=True)]
         numbers: dict[Unit, int] = {}  # of contexts, which prompts share
         places = [
-            numbers.setdefault((task, context_of(example)), len(numbers))
+            numbers.setdefault((task, context_key(example)), len(numbers))
             for task, example in of_task
         ]
         pairs.append([np.bincount(places, weights=term).astype(float) for term in (sums, counts)])

@@ -39,8 +39,8 @@ def context_name(context: str) -> str:
     return f"@{hashlib.sha256(context.encode()).hexdigest()[:_DIGITS]}"
 
 
-def context_of(sample_id: str) -> str:
-    """The end of the ids of samples that share a context (`context_name`), else the whole id."""
+def context_key(sample_id: str) -> str:
+    """What ids of samples that share a context end with (`context_name`), else the whole id."""
     match = _CONTEXT.search(sample_id)
     return match[0] if match else sample_id
 

@@ -16,7 +16,7 @@ from kvp.data.encode import count_prompt_tokens
 from kvp.data.rows.files import READERS, Row, Tally, files_of, read_rows
 from kvp.data.rows.values import RowError, text_of, texts_of
 from kvp.data.splits import ALL, split_of
-from kvp.data.task import NoPromptError, Sample, Source, TaskSettings, context_of
+from kvp.data.task import NoPromptError, Sample, Source, TaskSettings, context_key
 from kvp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def benchmark_source(
             tally.skipped.append((location, str(error)))
     named = []
     for number, sample in enumerate(samples[: settings.count]):
-        shared = context_of(sample.id)  # the whole id where its context is its own
+        shared = context_key(sample.id)  # the whole id where its context is its own
         end = "" if shared == sample.id else shared
         named.append(replace(sample, id=settings.sample_id(task, f"{number}{end}")))
     return Source.of(named, tally.notes(f"--data {data}: {task}"))

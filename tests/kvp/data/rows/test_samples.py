@@ -9,7 +9,7 @@ from kvp.data.encode import TokenCounter, encode
 from kvp.data.rows.documents import read_documents, threads
 from kvp.data.rows.samples import row_samples
 from kvp.data.splits import SPLITS, split_of
-from kvp.data.task import TaskSettings, blank_sample, context_name, context_of
+from kvp.data.task import TaskSettings, blank_sample, context_key, context_name
 from kvp.data.tasks import find_task
 from kvp.errors import UsageError
 
@@ -135,7 +135,7 @@ def test_questions_of_one_context_share_its_name(tmp_path, tokenizer, jsonl):
     for number, sample in enumerate(source):
         end = "" if sample.context == "second" else context_name(sample.context)
         assert sample.id == f"my/all/0/{number}{end}"
-        assert context_of(sample.id) == (end or sample.id)
+        assert context_key(sample.id) == (end or sample.id)
     fewer = chats(str(tmp_path / "my.jsonl"), tokenizer, count=2)
     assert [sample.id for sample in fewer] == [sample.id for sample in source][:2]
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvp.data.encode import encode
 from kvp.data.splits import split_of
-from kvp.data.task import TaskSettings, context_of
+from kvp.data.task import TaskSettings, context_key
 from kvp.data.tasks import TASKS
 from kvp.data.tasks.scbench import CONTEXTS, HOPS, TURNS
 from kvp.errors import UsageError
@@ -66,7 +66,7 @@ def test_generated_answers_are_in_the_context(tokenizer, name):
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_questions_of_one_context_share_it(tokenizer, name):
     source = _build(tokenizer, name)
-    names = [context_of(sample.id) for sample in source]
+    names = [context_key(sample.id) for sample in source]
     assert names == [names[0]] * TURNS + [names[-1]] * TURNS
     assert len({sample.id for sample in source}) == 10
     assert len(set(names)) == len({sample.context for sample in source}) == 2
@@ -96,10 +96,9 @@ def test_rows_are_read(tokenizer, tmp_path, jsonl):
     assert first.context.startswith("Read the book and answer the question. Be very concise in ")
     assert first.question == "Question: What 0?\nAnswer:"
     assert (first.references, first.max_new_tokens) == (("a0",), 40)
-    assert context_of(first.id) == context_of(source[1].id) != context_of(source[2].id)
-    assert list(_build(tokenizer, "scbench_qa_eng", data=str(tmp_path), split="all")) == list(
-        source
-    )
+    assert context_key(first.id) == context_key(source[1].id) != context_key(source[2].id)
+    of_folder = _build(tokenizer, "scbench_qa_eng", data=str(tmp_path), split="all")
+    assert list(of_folder) == list(source)
 
 
 def test_options_become_letters(tokenizer, tmp_path, jsonl):
