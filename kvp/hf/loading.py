@@ -52,8 +52,8 @@ def load_model(
     `name` is "nano", a folder, a GGUF file (whose weights are then held in `dtype`) or a hub id;
     `dtype` float32, bfloat16 or float16. Raises ModelError (no such model, no tokenizer, weights
     that are missing or not finite, a kind of attention kvp cannot evict from) and UsageError
-    (dtype, device, a package that is not installed), one line each. A model that transformers has
-    loaded in another way (over several devices, say) serves as well wherever a model is taken.
+    (dtype, device, a revision of a local model, a missing package), one line each. A model that
+    transformers has loaded otherwise (on several devices, say) serves wherever a model is taken.
     """
     target = torch_device(device)
     if dtype not in (names := get_args(DtypeName)):
@@ -144,6 +144,8 @@ def _source(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
     """Where to load `name` from, and the options that keep local names off the network."""
     if not name.strip():
         raise ModelError("--model is empty: name `nano`, a local folder or a hub id")
+    if revision is not None and (name == NANO or Path(name).exists()):
+        raise UsageError(f"--revision {revision}: {name} is not on the hub; leave it out")
     if name == NANO:
         from kvp import nano
 
@@ -171,8 +173,7 @@ def _tokenizer(source: str, **options: Any) -> PreTrainedTokenizerBase:  # noqa:
     declared = get_tokenizer_config(source, **options).get("tokenizer_class")
     generic = declared in ("PreTrainedTokenizerFast", "TokenizersBackend")
     loader = PreTrainedTokenizerFast if generic else AutoTokenizer
-    tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(source, **options)
-    return tokenizer
+    return loader.from_pretrained(source, **options)
 
 
 def _load_quietly(source: str, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:  # noqa: ANN401
@@ -185,8 +186,7 @@ def _load_quietly(source: str, **options: Any) -> tuple[PreTrainedModel, dict[st
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source, output_loading_info=True, **options
             )
-        model, report = loaded
-        return model, report
+        return loaded[0], loaded[1]
     finally:
         logging.set_verbosity(verbosity)
         if bars:

@@ -78,6 +78,7 @@ def test_a_folder_is_loaded_without_the_network(folder, words, monkeypatch, capf
 
 def test_settings_are_checked(folder):
     assert "--dtype int8" in refusal(str(folder), dtype="int8")
+    assert "--revision v2" in refusal(str(folder), revision="v2")
     assert "--device abacus" in refusal(str(folder), device="abacus")
     assert "are offloaded" in refusal(str(folder), device="meta")  # it was moved there
     if not torch.cuda.is_available():
@@ -169,10 +170,8 @@ def test_what_has_no_heads_to_evict_from_is_refused(config, message):
     ],
 )
 def test_geometry(config, geometry):
-    layers, query_heads, kv_heads, head_dim = geometry
-    assert geometry_of(config) == Geometry(
-        layers=layers, query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim
-    )
+    names = ("layers", "query_heads", "kv_heads", "head_dim")
+    assert geometry_of(config) == Geometry(**dict(zip(names, geometry, strict=True)))
 
 
 @pytest.fixture
