@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,16 +30,16 @@ EQUAL = "compress with POLICY+uniform, whose heads keep equally many"
 
 
 def policy_of(name: str, geometry: Geometry) -> tuple[Scorer, Allocator | None]:
-    """What an engine of this geometry compresses with: a policy or method, and its allocator.
+    """What an engine compresses with: what reads keys, values and budget alone, and its allocator.
 
-    Raises UsageError for one that reads queries, PolicyError for one of another geometry.
+    Raises UsageError for one that reads other inputs, PolicyError for one of another geometry.
     """
     scorer, allocator = configured_method(name)
-    if scorer.needs != Needs():
+    if unmet := vars(replace(scorer.needs, budget=False)).items() - vars(Needs()).items():
         raise UsageError(
-            f"{name} reads queries, which engines do not show: take what reads keys and values "
-            "alone, such as smollm2-135m-instruct-kv, keydiff or knorm, or train a policy with "
-            "--inputs key,value,position,distance"
+            f"{name} reads {', '.join(sorted(dict(unmet)))}, which engines do not show: take what "
+            "reads keys and values alone, such as smollm2-135m-instruct-kv, keydiff or knorm, or "
+            "train a policy with --inputs key,value,position,distance"
         )
     check_geometry(scorer, geometry, allocator)
     return scorer, allocator

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kvp.contexts import read_context, read_facts
-from kvp.errors import ContextError
+from kvp.errors import ContextError, UsageError
 from kvp.hf import load_model
 from kvp.hf.contexts import compress, load_context
 from policies import make_scorer
@@ -225,7 +225,9 @@ def test_what_is_right_is_loaded_and_compressed(made, start, tmp_path):
     """And what the engine's blocks hold is compressed, unless it is not finite."""
     model, context = made
     context.write(tmp_path)
-    module, scheduler, connector, logged = start(tmp_path)
+    with pytest.raises(UsageError, match="kvzip reads reconstruction, which engines do not show"):
+        start(tmp_path, "kvzip")
+    module, scheduler, connector, logged = start(tmp_path, "streaming_llm")  # reads the budget
     told, work = ask(scheduler, [*context.placeholders, 1, 2])
     assert told["kvp_context"] == {"digest": context.name, "tokens": 89, "kept": 64}
     assert not load(connector, work, model.config)
