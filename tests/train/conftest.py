@@ -70,6 +70,7 @@ def make_store(tmp_path_factory):
         manifest = {
             "identity": {"noise": noise},
             "model": {"id": "synthetic", "revision": None},
+            "config": {"dtype": "float32", "chat_template": False, "essays": "my essays"},
             "rope_frequencies": frequencies and list(frequencies),
         }
         with TraceWriter.create_or_resume(path, plan, manifest) as writer:

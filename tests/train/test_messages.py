@@ -18,6 +18,7 @@ def test_start_and_end_say_what_and_where(train, store, tmp_path, capsys):
     assert "on 6 sequences (2 for validation): label max_reply_attention" in lines[0]
     assert lines[-2] == f"policy: {tmp_path / 'p'}"
     assert lines[-1].startswith("next: kvp eval --model MODEL --policies ")
+    assert "/p --chat_template false --essays 'my essays' --prompts 10 --methods" in lines[-1]
     assert train(store, tmp_path / "part", heads="0:2", validation_contexts=4) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("training 2 of 4 KV heads, ")
@@ -39,10 +40,9 @@ GEOMETRY = Geometry(layers=28, query_heads=4, kv_heads=4, head_dim=8)
 
 
 def result(skill, skills):
-    count = len(skill)
     return HeldOut(
         skill=torch.tensor(skill),
-        lost={name: torch.full((count,), 0.5) for name in ("6.25%", "12.5%", "25%", "50%")},
+        lost={name: torch.full((len(skill),), 0.5) for name in ("6.25%", "12.5%", "25%", "50%")},
         contexts=64,
         heuristics=dict(zip(("streaming_llm", "keydiff"), skills, strict=True)),
     )

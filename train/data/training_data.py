@@ -43,15 +43,13 @@ def open_store(config: TrainConfig, recipe: Recipe) -> TrainingData:
             f"--traces {reader.path} lacks {planned - committed} of {planned} sequences; "
             "let kvp collect finish"
         )
-    stored = load_label(recipe.label).stored
-    if stored is not None and stored not in reader.plan.labels:
+    if (stored := load_label(recipe.label).stored) not in (None, *reader.plan.labels):
         raise StoreError(
             f"--label {recipe.label}: --traces {path} holds no label {stored}; collect it with "
             f"kvp collect --labels {stored}"
         )
-    training, validation = (
-        usable_records(reader, split, recipe) for split in ("train", "validation")
-    )
+    training = usable_records(reader, "train", recipe)
+    validation = usable_records(reader, "validation", recipe)
     if recipe.sequences > len(training):
         raise UsageError(
             f"--sequences {recipe.sequences}: the store has {len(training)} training "

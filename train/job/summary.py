@@ -120,9 +120,11 @@ def print_end(job: Job) -> None:
             given |= {"tasks": ",".join(tasks), "length": str(data["length"])}
         elif Path(str(data.get("name"))).is_file():
             given |= {"tasks": "data", "data": data["name"], "length": str(data["length"])}
+        usual = {"dtype": "float32", "revision": None, "chat_template": True, "essays": None}
+        made = {**usual, **job.traces.manifest.get("config", {}), **job.traces.manifest["model"]}
+        given |= {flag: str(made[flag] or "false") for flag in usual if made[flag] != usual[flag]}
         given |= {"prompts": "10", "methods": "full,kvp,kvp+global,keydiff,nulls"}
         given["out"] = f"{job.target.place}-results"
-        flags = (f"--{flag} {shlex.quote(value)}" for flag, value in given.items())
-        print(f"next: kvp eval {' '.join(flags)}")
+        print("next: kvp eval", *(f"--{flag} {shlex.quote(text)}" for flag, text in given.items()))
     else:
         print(f"next, when all heads are trained: kvp merge --shards {folder},... --out POLICY")
