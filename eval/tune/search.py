@@ -42,7 +42,7 @@ class Search:
     start: tuple[Method, ...]
     """Default and presets, with and without protection as far as both are searched."""
     options: Grid
-    """Options of the scorer that are searched, with their first values."""
+    """Options of the scorer that are searched, with the values to try first."""
     allocators: Mapping[str, Allocator]
     """By their specifications."""
     searches_allocator: bool
@@ -50,7 +50,7 @@ class Search:
     tokens: int
     """Tokens of the longest prompt: no number is doubled to more."""
     protocol: str = ""
-    """Empty for a method that is not under one yet."""
+    """`query_aware` or `query_agnostic`, empty until the search is copied for each."""
     scored: dict[Method, ScoredSetting] = field(default_factory=dict)
     """What was tried so far, in order; a higher score is better."""
 
@@ -83,7 +83,7 @@ class Search:
         return own.get(made.name) or f"{kind}({options})".removesuffix("()")
 
     def grids(self, setting: Method) -> dict[str, Sequence[Any]]:
-        """Values of what can be changed about a setting, by where they stand in it, in order."""
+        """Values to try, by the attribute of the setting that has them, such as `scorer.kernel`."""
         searched = self.searches_allocator and isinstance(setting.allocator_object, Component)
         options = getattr(setting.allocator_object, "grid", {}) if searched else {}
         return {
@@ -95,7 +95,7 @@ class Search:
 
 
 def next_batch(search: Search, count: int) -> list[Method]:
-    """Settings to try next; none when `count` are known and no end is open, or no more exist."""
+    """Settings to try next; none if all were tried, or `count` and the best is at no end."""
     scored = search.scored
     if not scored:
         return list(search.start)[:count]
@@ -114,7 +114,7 @@ def next_batch(search: Search, count: int) -> list[Method]:
 
 
 def _with_value(setting: Method, name: str, value: Any) -> Method | None:  # noqa: ANN401  # any option
-    """The setting with another value, or the odd one after an even one; None if excluded."""
+    """The setting with another value, with 9 for 8 where only odd ones are valid; else None."""
     owner, _, option = name.partition(".")
     try:
         made = replace(getattr(setting, owner), **{option: value}) if option else value
@@ -129,7 +129,7 @@ def _with_value(setting: Method, name: str, value: Any) -> Method | None:  # noq
 
 
 def _unseen(search: Search, ranked: Sequence[Method], name: str) -> Sequence[Method | None]:
-    """The best setting that can have it, with every value that none has had."""
+    """The best setting that has `name`, with each value not tried: kernel=9 after 5 and 7."""
     kind = type(ranked[0].allocator_object)
     alike = [one for one in ranked if type(one.allocator_object) is kind]
     able = alike if name.startswith("allocator_object.") else ranked
