@@ -118,10 +118,10 @@ class MethodSetting:
 
 
 def group_of(label: str, seed: float | None) -> str:
-    """Group of a policy: its label without the training seed, as in seed0, run_s0 or run.0."""
+    """Group of a policy: its label without the training seed."""
     if seed is None:
         return label
-    return re.sub(rf"([-_. ]*seed|(\A|[-_. ]+)s?)[-_. ]*{int(seed)}\Z", "", label)
+    return re.sub(rf"[-_. ]*(seed|s)?[-_. ]*(?<!\d){int(seed)}\Z", "", label)
 
 
 def group_policies(records: Iterable[Mapping[str, Any]]) -> dict[str | None, str]:
