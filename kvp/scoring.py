@@ -83,7 +83,7 @@ class Needs:
         least = {"queries": ALL_QUERIES, "hidden_after": 0, "text": 0, "layer_group": AUTO_GROUP}
         for name in least:
             if isinstance(n := getattr(self, name), bool) or (n is not None and n < least[name]):
-                raise ValueError(f"Needs({name}={n}) is no number of {least[name]} or more")
+                raise ValueError(f"Needs({name}={n}): no number of tokens, {least[name]} or more")
 
 
 @dataclass(frozen=True, kw_only=True)
