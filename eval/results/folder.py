@@ -119,7 +119,7 @@ class Results:
         done = {key: (planned - lacking, planned) for key, (lacking, planned) in counts.items()}
         return done, list(missing)
 
-    @property
+    @cached_property
     def unfinished(self) -> str:
         """The planned prompts that are not done, in one sentence; "" where a folder is complete."""
         parts, missing = self.count_done_prompts()

@@ -77,7 +77,7 @@ def named_tasks(tasks: Iterable[str | Task]) -> str:
 
 def find_task(name: str) -> Task:
     """The task of a name or of `package.module:Name`; UsageError for an unknown or unusable one."""
-    if (known := {**_OWN, **TASKS}.get(name)) is not None:
+    if (known := TASKS.get(name, _OWN.get(name))) is not None:
         return known
     if is_object_name(name):
         return _check_task(import_object(name, "--tasks"), f"--tasks {name}")
