@@ -288,7 +288,7 @@ class EvictingCache(Cache):
     @property
     def lengths(self) -> list[int]:
         """True tokens that each batch entry has seen, without padding."""
-        newest = next(iter(self.stored.values()))._newest
+        newest = next(iter(self.stored.values())).newest
         assert newest is not None
         return (newest + 1).tolist()
 

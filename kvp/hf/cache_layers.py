@@ -58,13 +58,14 @@ class EvictingLayer(DynamicLayer):
         self.evicted = False
         """True once slots are no longer all columns seen, in order."""
         self.is_first = False
-        """True for the first layer of its cache, which keeps `_newest`; others only where the model
+        """True for the first layer of its cache, which keeps `newest`; others only where the model
         passes no positions."""
         self.unattended = False
         """True between `update` and `attend`, which brings the positions."""
         self._stored = 0  # slots of the storage that are used
         self._gaps = False  # True once some slot may be EMPTY
-        self._newest: Tensor | None = None  # [B] newest position fed
+        self.newest: Tensor | None = None
+        """[B] int64: position of the newest token fed to each entry; None before the first one."""
 
     @property
     def batch(self) -> int:
@@ -96,7 +97,7 @@ class EvictingLayer(DynamicLayer):
         """
         layer = gathered_layer(*self.slots, self.positions, indices, self.seen)
         layer.seen -= fed_again
-        layer._newest = None if self._newest is None else self._newest - fed_again
+        layer.newest = None if self.newest is None else self.newest - fed_again
         return layer
 
     @classmethod
@@ -110,7 +111,7 @@ class EvictingLayer(DynamicLayer):
         layer.lazy_initialization(tensors["keys"], tensors["values"])
         layer._take_tensors(tensors)
         layer._stored = layer._key_storage.shape[2]
-        layer._newest = torch.full((layer.batch,), seen - 1, device=tensors["keys"].device)
+        layer.newest = torch.full((layer.batch,), seen - 1, device=tensors["keys"].device)
         layer.seen, layer.evicted = seen, True
         return layer
 
@@ -171,10 +172,10 @@ class EvictingLayer(DynamicLayer):
         position_ids = options.get("position_ids")
         if position_ids is None:  # Llama 4, Granite 4: tokens are counted, padding is not
             every = torch.ones(query.shape[0], tokens, dtype=torch.bool, device=query.device)
-            position_ids = count_on(self._newest, every if real is None else real)
+            position_ids = count_on(self.newest, every if real is None else real)
             options = {**options, "position_ids": position_ids}
             if not self.is_first:
-                self._newest = position_ids[:, -1]
+                self.newest = position_ids[:, -1]
         elif position_ids.ndim != 2:
             raise ModelError(
                 f"{type(module).__name__} passes no plain token positions to its attention, "
@@ -203,15 +204,15 @@ class EvictingLayer(DynamicLayer):
         """Raise UsageError for tokens seen before, and for an attention the keys are not for."""
         config, before = getattr(module, "config", None), self.seen - new_positions.shape[1]
         latest = new_positions.masked_fill(new_positions == EMPTY, -1).amax(dim=1)
-        if self._newest is not None:
-            if bool((new_positions <= self._newest[:, None]).any()):
+        if self.newest is not None:
+            if bool((new_positions <= self.newest[:, None]).any()):
                 raise UsageError(
                     "the tokens fed are already in past_key_values: leave at least one prompt "
                     f"token out of the cache (it has seen {before}), and let an attention_mask "
                     "cover all tokens"
                 )
-            latest = torch.maximum(latest, self._newest)
-        self._newest = latest
+            latest = torch.maximum(latest, self.newest)
+        self.newest = latest
         index = getattr(module, "layer_idx", 0)
         if before == 0 and config is not None and index != evicted_layers(config)[0]:
             raise UsageError(
@@ -225,7 +226,7 @@ class EvictingLayer(DynamicLayer):
         if self.is_initialized:
             entries = beam_idx.to(self.keys.device)
             self._take_entries(entries)
-            self._newest = None if self._newest is None else self._newest[entries]
+            self.newest = None if self.newest is None else self.newest[entries]
 
     @property
     def _growth(self) -> int:
