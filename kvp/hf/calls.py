@@ -31,7 +31,7 @@ class Call:
     """None after its end, also in copies of the context that live on."""
     block: Any = None
     """Block that handles the model's calls; None where they run unchanged, as a method's own do."""
-    stop: int = 0
+    prompt_end: int = 0
     """Tokens that the cache of a `generate` call has seen when its prompt has been read, else 0."""
     cache: EvictingCache | None = None
     """Cache of the first pass of a `generate` call; a negative prompt has another."""

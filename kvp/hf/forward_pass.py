@@ -1,0 +1,244 @@
+"""A forward pass inside an `evicting` block: its arguments, and the eviction that follows it.
+
+Passes of `generate` up to the end of its prompt, and others of several tokens, are a prompt, a
+piece of one or a further turn, and eviction follows them; all others are an answer, and eviction
+follows every `every` of its tokens, or never. Which tokens are new is told by the ids, mask and
+positions of a call together (`EvictingCache.mark_tokens`, `check_begins`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    Cache,
+    DynamicCache,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from kvp.errors import UsageError
+from kvp.hf.attention import QueryRecorder
+from kvp.hf.cache import EvictingCache, PromptState
+from kvp.hf.calls import Call
+from kvp.hf.hidden_states import HiddenRecorder
+from kvp.hf.model_checks import check_mode
+from kvp.hf.model_config import rope_switch
+from kvp.hf.prefill import Prefill, recorded_hidden
+from kvp.hf.shrink import EvictionRule, check_repeatable, shrink, shrink_again
+from kvp.hf.visibility import RIGHT_PADDED, count_left_padding, count_on
+from kvp.ranking import budget_tokens
+
+
+@dataclass(kw_only=True)
+class ForwardPass:
+    """What the eviction after a forward pass has to know of it."""
+
+    input_ids: Tensor
+    """[B, T]."""
+    cache: EvictingCache
+    real: Tensor
+    """[B, N + T] bool: columns seen and fed that are no padding."""
+    is_prompt: bool
+    padding: list[int] | None = None
+    """Columns of left padding of each entry, where the cache was empty before."""
+    hidden: HiddenRecorder | None = None
+
+    @property
+    def seen(self) -> int:
+        """Columns that the cache had seen before, N."""
+        return self.real.shape[1] - self.input_ids.shape[1]
+
+
+def prepare_pass(
+    model: PreTrainedModel, call: Call, kwargs: dict[str, Any], parameters: Collection[str]
+) -> ForwardPass:
+    """Turn the arguments of a forward pass into those of one with an evicting cache, in place.
+
+    `parameters` are the names that the model's `forward` takes. Raises UsageError for arguments
+    that `evicting` refuses.
+    """
+    input_ids = kwargs["input_ids"]
+    rows, tokens = batch_shape(input_ids)
+    if _option(model.config, kwargs, "output_attentions"):
+        raise UsageError(
+            "inside evicting(...) no attention weights exist: pass output_attentions=False"
+        )
+    cache = _cache_of_pass(model.config, call, kwargs, tokens)
+    if not tokens:
+        raise UsageError("evicting needs a prompt of at least one token, this one is empty")
+    if tokens > 1 or model.training:
+        check_mode(model)
+    cache.check_rows(rows)
+    seen = cache.get_seq_length()
+    real = cache.mark_tokens(kwargs.get("attention_mask"), rows, tokens).to(input_ids.device)
+    _set_mask_and_positions(kwargs, parameters, real, seen)
+    kwargs |= {"past_key_values": cache, "use_cache": True}
+    if seen and real.shape[1] == call.prompt_end and not bool(real[:, -1].all()):
+        raise UsageError(RIGHT_PADDED)
+    if call.prompt_end and call.cache is None:
+        call.cache = cache
+    is_prompt = tokens > 1 or not seen or (call.cache is cache and seen < call.prompt_end)
+    return ForwardPass(input_ids=input_ids, cache=cache, real=real, is_prompt=is_prompt)
+
+
+def batch_shape(input_ids: Tensor) -> tuple[int, int]:
+    """Rows and tokens of ids [B, T]; UsageError for another number of axes."""
+    if input_ids.ndim != 2:
+        shape = tuple(input_ids.shape)
+        raise UsageError(f"a prompt is [rows, tokens], not {shape}: pass ids[None]")
+    return input_ids.shape[0], input_ids.shape[1]
+
+
+def count_prompt_end(config: PreTrainedConfig, arguments: dict[str, Any]) -> int:
+    """Tokens that the cache of a `generate` call has seen when its prompt has been read.
+
+    Raises UsageError where transformers would cut others off the prompt than those seen.
+    """
+    names = ("inputs", "input_ids", "attention_mask", "past_key_values")
+    inputs, ids, mask, cache = (arguments.get(name) for name in names)
+    prompt = inputs if ids is None else ids
+    if prompt is None:  # transformers begins with a token of its own
+        return 1
+    rows, tokens = batch_shape(prompt)
+    if not isinstance(cache, Cache) or not cache.get_seq_length():
+        EvictingCache().mark_tokens(mask, rows, tokens)
+        return tokens
+    cache = _adopt_cache(cache, config)
+    end = int(cache.get_seq_length()) + tokens
+    if mask is not None and mask.shape[-1] == end:
+        return end  # the new tokens alone
+    cache.check_begins(prompt, mask)
+    return tokens
+
+
+def _set_mask_and_positions(
+    kwargs: dict[str, Any], parameters: Collection[str], real: Tensor, seen: int
+) -> None:
+    """Give a pass its mask and positions, by one rule for all that call the model.
+
+    `real` is as of `ForwardPass`. Raises UsageError where other positions are given.
+    """
+    positions = count_on(None, real)[:, seen:]  # [B, T]
+    position_ids = kwargs.get("position_ids")
+    if isinstance(position_ids, Tensor) and position_ids.ndim == positions.ndim:
+        same = position_ids.shape[-1] == positions.shape[-1]
+        if not same or bool(((position_ids.to(real.device) != positions) & real[:, seen:]).any()):
+            raise UsageError(
+                f"position_ids are not those of the tokens that come after the {seen} seen: "
+                "leave position_ids and prefill_chunk_size out"
+            )
+    padded = not bool(real.all())
+    if "attention_mask" in parameters:
+        kwargs["attention_mask"] = real.long() if padded else None
+    if padded and "position_ids" in parameters and position_ids is None:
+        kwargs["position_ids"] = positions
+
+
+def _cache_of_pass(
+    config: PreTrainedConfig, call: Call, kwargs: dict[str, Any], tokens: int
+) -> EvictingCache:
+    """The cache of a forward pass over `tokens` tokens, made anew where it may be."""
+    cache = kwargs.get("past_key_values")
+    if cache is None:
+        switch, latest = rope_switch(config), call.cache
+        known = 0 if switch is None or latest is None else latest.get_seq_length()
+        if known and tokens in (1, known + 1):  # before 5.20 transformers then feeds one token
+            raise UsageError(
+                f"this model changes its RoPE after {switch} tokens and drops the cache when "
+                "an answer crosses that: shorten prompt and answer, or use a longer prompt"
+            )
+    if not _option(config, kwargs, "use_cache"):
+        raise UsageError("evicting needs a cache: call the model with use_cache=True")
+    return EvictingCache.of(config) if cache is None else _adopt_cache(cache, config)
+
+
+def _option(config: PreTrainedConfig, kwargs: dict[str, Any], name: str) -> Any:  # noqa: ANN401
+    """What a call says, or else the model's configuration."""
+    text = config.get_text_config(decoder=True)
+    return getattr(text, name, None) if kwargs.get(name) is None else kwargs[name]
+
+
+def _adopt_cache(cache: Cache, config: PreTrainedConfig) -> EvictingCache:
+    """`cache` itself, made an evicting one where it is empty; UsageError for a context's."""
+    if isinstance(cache, EvictingCache) and (cache.ids is not None or not cache.evicted):
+        return cache
+    offloading = " with offloading" if getattr(cache, "offloading", False) else ""
+    if type(cache) not in (DynamicCache, EvictingCache) or offloading:
+        raise UsageError(
+            f"evicting cannot shrink a {type(cache).__name__}{offloading}: pass neither "
+            "past_key_values nor cache_implementation"
+        )
+    if cache.get_seq_length() > 0:
+        raise UsageError(
+            "past_key_values was filled outside of evicting(...): pass the whole prompt"
+        )
+    return EvictingCache.adopt(cache, config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evictor:
+    """Shrinks the cache of each pass of a model by one rule: after prompts, and in answers."""
+
+    model: PreTrainedModel
+    rule: EvictionRule
+    tokenizer: PreTrainedTokenizerBase | None
+    every: int | None = None
+    """Tokens of an answer after which its cache is shrunk again; None: never."""
+
+    def begin(self, this_pass: ForwardPass) -> None:
+        """Have recorded what the scorer reads of a pass that is about to run."""
+        cache, needs, seen = this_pass.cache, self.rule.scorer.needs, this_pass.seen
+        if not seen:
+            padding = this_pass.padding = count_left_padding(this_pass.real)
+            cache.recorder = None
+            if after := recorded_hidden([needs]):
+                this_pass.hidden = HiddenRecorder(after, padding=padding, every=needs.every_state)
+        elif this_pass.is_prompt:
+            check_repeatable(self.rule)
+        elif self.every is not None and cache.prompt_state is None:  # made outside of a block
+            cache.prompt_state = _prompt_state(cache)
+        cache.begun_at = seen
+        if not this_pass.is_prompt and self.every is None:
+            return
+        if not needs.queries:
+            cache.recorder = None
+        elif cache.recorder is None:
+            cache.recorder = QueryRecorder(needs.queries)
+        else:  # those of another block go on
+            cache.recorder.window = needs.queries
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def end(self, this_pass: ForwardPass) -> None:
+        """Shrink the cache of a pass that has run, where that is due."""
+        cache, rule, read = this_pass.cache, self.rule, this_pass.real.shape[1]
+        cache.begun_at, state = None, cache.prompt_state
+        cache.add_ids(this_pass.input_ids, this_pass.real)
+        if this_pass.is_prompt:
+            state = cache.prompt_state = _prompt_state(cache)
+        elif self.every is None or state is None or read < state.shrunk_at + self.every:
+            return
+        counts = state.prompt_tokens
+        budgets = [budget_tokens(rule.budget, tokens, rule.protection) for tokens in counts]
+        if this_pass.padding is not None:
+            shrink(
+                self.model, Prefill.of(cache, this_pass.hidden), rule,
+                padding=this_pass.padding, budgets=budgets, input_ids=this_pass.input_ids,
+                tokenizer=self.tokenizer,
+            )  # fmt: skip
+        else:
+            shrink_again(cache, rule, budgets, [0] * cache.batch if this_pass.is_prompt else counts)
+            cache.prompt_state = replace(state, shrunk_at=cache.get_seq_length())
+        if self.every is None:
+            cache.recorder = None
+        elif cache.recorder is not None:  # single tokens will be followed by more
+            cache.recorder.forget()
+
+
+def _prompt_state(cache: EvictingCache) -> PromptState:
+    return PromptState(prompt_tokens=tuple(cache.lengths), shrunk_at=cache.get_seq_length())
