@@ -6,11 +6,11 @@ from kvp.names import policy_kind, split_method
 from policies.policy_files import load_policy
 from policies.registry import (
     SCORERS,
-    both_sides,
     make_allocator,
     make_method,
     make_scorer,
     sizes_itself,
+    split_sides,
 )
 
 __all__ = [
@@ -25,7 +25,7 @@ def resolve_method(scorer: Any, allocator: Any = None) -> tuple[Any, Any]:  # no
     A policy is named as for `load_policy`; a side that is an object stays as it is. Without an
     allocator there is None. Raises as `make_method` and `load_policy`.
     """
-    left, allocator = both_sides(scorer, allocator)
+    left, allocator = split_sides(scorer, allocator)
     named = isinstance(left, str) and left not in ("", *SCORERS)
     if named and (policy_kind(left) is not None or ("/" in left and ":" not in left)):
         left = load_policy(left)

@@ -86,10 +86,10 @@ class Component:
         for preset, settings in self.presets.items():
             if options == {**defaults, **settings}:
                 return f"{self.base_name}:{preset}"
-        return f"{self.base_name}({self.changes})"
+        return f"{self.base_name}({self.changed_options})"
 
     @property
-    def changes(self) -> str:
+    def changed_options(self) -> str:
         """The options that differ from the defaults: `window=16,pool=avg`."""
         values = [(item, getattr(self, item.name)) for item in fields(self)]
         changed = [(item.name, value) for item, value in values if value != item.default]
@@ -106,13 +106,13 @@ class Component:
         return cls(**settings)
 
     @classmethod
-    def check_options(cls, given: Iterable[str]) -> None:
+    def check_options(cls, names: Iterable[str]) -> None:
         """Raise UsageError on a name that no option has."""
-        own, names = getattr(cls, "base_name", cls.__name__), option_names(cls)
-        for name in given:
-            if name not in names:
-                unknown = f"{own} has no option {name!r}{did_you_mean(name, names)}"
-                raise UsageError(f"{unknown}: its options are {', '.join(names) or 'none'}")
+        component, known = getattr(cls, "base_name", cls.__name__), option_names(cls)
+        for name in names:
+            if name not in known:
+                unknown = f"{component} has no option {name!r}{did_you_mean(name, known)}"
+                raise UsageError(f"{unknown}: its options are {', '.join(known) or 'none'}")
 
 
 def option_names(kind: type[Component]) -> tuple[str, ...]:

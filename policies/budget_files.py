@@ -64,5 +64,5 @@ def load_budgets(file: str | Path) -> BudgetFile:
         for name in (*FORMAT.head, "run"):
             del content[name]
         protection, counts = Protection(**content["protection"]), tuple(content["counts"])
-        given = {**content.pop("geometry"), **content, "protection": protection, "counts": counts}
-        return BudgetFile(**given)
+        fields = {**content.pop("geometry"), **content, "protection": protection, "counts": counts}
+        return BudgetFile(**fields)

@@ -124,13 +124,13 @@ def ordered_scores(fused: Tensor, positive: Tensor) -> Tensor:
     The first two are the same function in every layer, so tokens compare exactly across layers;
     the third shifts them by no more than one unit (6e-8 of the score) per tied token.
     """
-    bits = _bits(positive.clamp(0, 1))  # [B, H, N]
-    between = _resolve_ties(_bits(fused.clamp(0, 1)).flatten(1), bits.flatten(1)).view(bits.shape)
-    above, below = _float(_ONE + bits), -_float(_ONE - bits)
-    return torch.where(fused >= 1, above, torch.where(fused <= 0, below, _float(between)))
+    bits = _to_bits(positive.clamp(0, 1))  # [B, H, N]
+    between = _break_ties(_to_bits(fused.clamp(0, 1)).flatten(1), bits.flatten(1)).view(bits.shape)
+    above, below = _from_bits(_ONE + bits), -_from_bits(_ONE - bits)
+    return torch.where(fused >= 1, above, torch.where(fused <= 0, below, _from_bits(between)))
 
 
-def _resolve_ties(fused: Tensor, positive: Tensor) -> Tensor:
+def _break_ties(fused: Tensor, positive: Tensor) -> Tensor:
     """Bits [B, M] of the fused scores strictly between 0 and 1, ties resolved by `positive`."""
     by_positive = positive.argsort(dim=-1, stable=True)
     order = by_positive.gather(1, fused.gather(1, by_positive).argsort(dim=-1, stable=True))
@@ -143,9 +143,9 @@ def _resolve_ties(fused: Tensor, positive: Tensor) -> Tensor:
     return torch.empty_like(raised).scatter_(1, order, raised.clamp(max=_ONE - 1))
 
 
-def _bits(values: Tensor) -> Tensor:
+def _to_bits(values: Tensor) -> Tensor:
     return values.contiguous().view(torch.int32).long()
 
 
-def _float(bits: Tensor) -> Tensor:
+def _from_bits(bits: Tensor) -> Tensor:
     return bits.int().view(torch.float32)

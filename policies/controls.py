@@ -30,11 +30,11 @@ class Random(BaseScorer):
     def score(self, view: View) -> Tensor:
         """Uniform numbers, [B, H, N] float32; the same for every sequence of a batch."""
         batch, heads, tokens, _ = view.keys.shape
-        again = f"/{int(view.positions.max())}" if view.positions.ndim == 3 else ""
+        newest = f"/{int(view.positions.max())}" if view.positions.ndim == 3 else ""
         first = view.heads.start or 0
         by_head = []
         for head in range(first, first + heads):
-            key = f"{self.seed}/{view.layer}/{head}/{tokens}{again}"
+            key = f"{self.seed}/{view.layer}/{head}/{tokens}{newest}"
             by_head.append(torch.rand(tokens, generator=keyed_generator(key)))
         return torch.stack(by_head).to(view.keys.device).expand(batch, -1, -1).contiguous()
 

@@ -85,7 +85,7 @@ class GVote(BaseScorer):
             votes += _mark_first(ranking, size)
         attention = torch.zeros_like(current)
         keys, scale = view.keys.float(), view.keys.shape[3] ** -0.5
-        for queries in self.guesses(view):
+        for queries in self.sample_queries(view):
             grouped = torch.unflatten(queries * scale, 1, (keys.shape[1], -1))  # [B, H, G, D]
             logits = group_products(grouped[..., None, :], keys).squeeze(-2)  # [B, H, G, N]
             votes += _mark_first(rank_tokens(logits), size)
@@ -93,16 +93,16 @@ class GVote(BaseScorer):
         mean = attention.mean(dim=2) / self.samples  # [B, H, N]
         return votes.sum(dim=2) + mean.clamp(max=_LARGEST_FRACTION)
 
-    def guesses(self, view: View) -> Iterator[Tensor]:
+    def sample_queries(self, view: View) -> Iterator[Tensor]:
         """Guessed queries [B, Q, D] float32 at the positions to come, one draw at a time."""
         rope = view.rope
         assert rope is not None
         cosine, sine = (part.squeeze(1) for part in mean_future_rotation(view, rope, self.future))
-        draws = self._in_query_space if self.space == "query" else self._in_hidden_space
+        draws = self._sample_from_queries if self.space == "query" else self._sample_from_states
         for queries in draws(view, rope):
             yield rope.rotate(queries, cosine, sine)
 
-    def _in_hidden_space(self, view: View, rope: Rope) -> Iterator[Tensor]:
+    def _sample_from_states(self, view: View, rope: Rope) -> Iterator[Tensor]:
         hidden = view.hidden
         assert hidden is not None
         mean, deviation = hidden.mean.float(), hidden.variance.float().clamp_min(0).sqrt()
@@ -110,7 +110,7 @@ class GVote(BaseScorer):
             noise = self._noise(view.layer, sample, mean.shape[-1]).to(mean.device)
             yield hidden.project((mean + deviation * noise)[:, None])[:, :, 0].float()
 
-    def _in_query_space(self, view: View, rope: Rope) -> Iterator[Tensor]:
+    def _sample_from_queries(self, view: View, rope: Rope) -> Iterator[Tensor]:
         mean, covariance = query_moments(view, rope, self.n_skip)
         values, vectors = torch.linalg.eigh(covariance.double())
         scaled = vectors * values.clamp_min(0).sqrt()[..., None, :]

@@ -72,7 +72,7 @@ class KVzap:
         return states.transpose(1, 2).float()
 
 
-def kvzap_scorer(source: str | None, options: Mapping[str, Value]) -> KVzap:
+def load_kvzap(source: str | None, options: Mapping[str, Value]) -> KVzap:
     """Read the networks of a folder or a repository of the hub.
 
     Raises UsageError without a source or with options, PolicyError where the files are wrong.

@@ -25,7 +25,7 @@ from policies.learned import Calibration, LearnedScorer
 from policies.ranker import STATISTICS, HeadRankers, RankerSpec, head_shapes
 from policies.sources import INDEX, PolicySource, check_index, find_policy
 
-WEIGHTS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """Number formats of weights, as `policy.json` names them."""
 HEAD_FILES = r"layer_\d+_head_\d+\.safetensors"
 """Regular expression of the files of a policy but its index."""
@@ -88,13 +88,11 @@ def save_policy(
     `meta`, of float32 or bfloat16, PolicyError where the directory holds a policy.
     """
     geometry, spec, heads = meta.geometry, rankers.spec, meta.head_range
-    if (rankers.total_kv_heads, spec.head_dim) != (len(heads), geometry.head_dim):
-        raise ValueError(
-            f"{rankers.total_kv_heads} rankers of head_dim {spec.head_dim} for {geometry}"
-        )
-    weights = {dtype: name for name, dtype in WEIGHTS.items()}.get(rankers.dtype)
+    if (rankers.head_count, spec.head_dim) != (len(heads), geometry.head_dim):
+        raise ValueError(f"{rankers.head_count} rankers of head_dim {spec.head_dim} for {geometry}")
+    weights = {dtype: name for name, dtype in DTYPES.items()}.get(rankers.dtype)
     if weights is None:
-        raise ValueError(f"weights of a policy are {' or '.join(WEIGHTS)}, not {rankers.dtype}")
+        raise ValueError(f"weights of a policy are {' or '.join(DTYPES)}, not {rankers.dtype}")
     calibration = _check_heads(calibration, len(heads))
     target = Path(directory)
     if (target / INDEX).exists():
@@ -173,7 +171,7 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
         if set(content["files"]) != set(names) or spec.head_dim != geometry.head_dim:
             raise ValueError(f"its files do not cover {geometry}")
         digests = [content["files"][name]["sha256"] for name in names]
-        dtype = WEIGHTS[content["weights"]]
+        dtype = DTYPES[content["weights"]]
     states = [
         _read_head(target / name, digest, spec, dtype)
         for name, digest in zip(names, digests, strict=True)

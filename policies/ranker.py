@@ -79,15 +79,15 @@ class RankerSpec:
     farther from both ends look alike (`fourier` only). 0: every place is seen."""
 
     def __post_init__(self) -> None:
-        paper, given = self.architecture == "paper", tuple(self.inputs)
+        paper, names = self.architecture == "paper", tuple(self.inputs)
         if self.architecture not in ARCHITECTURES:
             raise ValueError(
                 f"unknown architecture {self.architecture!r}: choose {' or '.join(ARCHITECTURES)}"
             )
-        inputs = tuple(name for name in INPUTS if name in given)
-        if not given or len(inputs) < len(given):  # unknown ones or twice the same
+        inputs = tuple(name for name in INPUTS if name in names)
+        if not names or len(inputs) < len(names):  # unknown ones or twice the same
             raise ValueError(
-                f"inputs of a ranker are some of {', '.join(INPUTS)}, once each, got {given!r}"
+                f"inputs of a ranker are some of {', '.join(INPUTS)}, once each, got {names!r}"
             )
         turned = tuple(self.key_frequencies)
         only_fourier = turned or self.neighbours or self.reach
@@ -129,7 +129,7 @@ class RankerSpec:
         return {**asdict(self), "inputs": list(self.inputs), "key_frequencies": frequencies}
 
 
-def keys_seen_from_the_end(
+def rotate_keys_to_end(
     spec: RankerSpec, keys: Tensor, positions: Tensor, length: int | Tensor
 ) -> Tensor:
     """Keys [..., N, D] after RoPE, turned so that the end of the cache is position 0: float32.
@@ -179,9 +179,9 @@ class HeadRankers(nn.Module):
         """
         super().__init__()
         self.spec = spec
-        self.total_kv_heads = heads
-        given = {"key": spec.head_dim, "value": spec.head_dim, "recent": RECENT_FEATURES}
-        given["position"] = spec.position_features
+        self.head_count = heads
+        widths = {"key": spec.head_dim, "value": spec.head_dim, "recent": RECENT_FEATURES}
+        widths["position"] = spec.position_features
         vectors = [name for name in ("key", "value") if name in spec.projected]
         sizes = dict.fromkeys(spec.projected, spec.position_width)
         sizes |= dict.fromkeys(vectors, spec.hidden)
@@ -191,7 +191,7 @@ class HeadRankers(nn.Module):
                 table = torch.empty(heads, spec.max_positions, size).normal_(generator=generator)
                 self.register_parameter("position_table", nn.Parameter(table))
             else:
-                self._add_linear(name, given[name], size, generator)
+                self._add_linear(name, widths[name], size, generator)
         for name in spec.block_names:
             self._add_linear(name, incoming, spec.hidden, generator)
             incoming = sizes[name] = spec.hidden
@@ -212,8 +212,8 @@ class HeadRankers(nn.Module):
         self, name: str, inputs: int, outputs: int, generator: torch.Generator | None
     ) -> None:
         bound = 1 / math.sqrt(inputs)
-        weight = torch.empty(self.total_kv_heads, inputs, outputs)
-        bias = torch.empty(self.total_kv_heads, outputs)
+        weight = torch.empty(self.head_count, inputs, outputs)
+        bias = torch.empty(self.head_count, outputs)
         for part, tensor in (("weight", weight), ("bias", bias)):
             tensor.uniform_(-bound, bound, generator=generator)
             self.register_parameter(f"{name}_{part}", nn.Parameter(tensor))
@@ -235,20 +235,20 @@ class HeadRankers(nn.Module):
         (default on accelerators, and of bfloat16 weights) or a loop over heads (float32 on a CPU).
         """
         heads = heads or slice(None)
-        spec, count = self.spec, len(range(self.total_kv_heads)[heads])
+        spec, count = self.spec, len(range(self.head_count)[heads])
         gapped_positions = positions.expand(count, -1) if gaps else None  # [a, N]
-        inputs = _inputs_of(spec, keys, values, positions, length, recent)
+        inputs = _make_inputs(spec, keys, values, positions, length, recent)
         tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         weights = {name: tensor[heads] for name, tensor in tensors.items()}  # [a, ...] each
         if stacked is None:  # what is faster, docs/results/speed.md
             stacked = keys.device.type != "cpu" or self.dtype == torch.bfloat16
         if stacked:
-            return _network(spec, weights, inputs, contexts, gapped_positions)
+            return _run_network(spec, weights, inputs, contexts, gapped_positions)
         # split, not sliced: the gradient of a slice is as large as that of all heads
         of_weights = {name: torch.split(tensor, 1) for name, tensor in weights.items()}
         of_inputs = {name: torch.split(tensor, 1) for name, tensor in inputs.items()}
         scores = [
-            _network(
+            _run_network(
                 spec,
                 {name: tensors[head] for name, tensors in of_weights.items()},
                 {name: tensors[head] for name, tensors in of_inputs.items()},
@@ -281,7 +281,7 @@ class HeadRankers(nn.Module):
         """State of every head alone: tensors without the head axis, detached, contiguous."""
         return [
             {name: tensor[head].clone() for name, tensor in self.state_dict().items()}
-            for head in range(self.total_kv_heads)
+            for head in range(self.head_count)
         ]
 
     def with_dtype(self, dtype: torch.dtype) -> HeadRankers:
@@ -318,7 +318,7 @@ def bytes_per_token(spec: RankerSpec) -> int:
     return 4 * (13 * spec.hidden + 2 * spec.head_dim + 2 * taps)
 
 
-def _inputs_of(
+def _make_inputs(
     spec: RankerSpec,
     keys: Tensor,
     values: Tensor,
@@ -328,21 +328,21 @@ def _inputs_of(
 ) -> dict[str, Tensor]:
     """Inputs of the network by name, [a, N, ...] each, of tokens as `HeadRankers.forward`."""
     if spec.key_frequencies:  # [a, N, D] either way
-        keys = keys_seen_from_the_end(spec, keys, positions, length)
+        keys = rotate_keys_to_end(spec, keys, positions, length)
     count, tokens, _ = keys.shape
-    given = {"key": keys, "value": values}
+    inputs = {"key": keys, "value": values}
     if spec.architecture == "paper":
         indices = positions.clamp(0, spec.max_positions - 1)  # [N] or [a, N]
-        given["position"] = indices.expand(count, tokens)  # [a, N]
+        inputs["position"] = indices.expand(count, tokens)  # [a, N]
     elif "position" in spec.projected:
         features = position_features(spec, positions, length)  # [..., N, features]
-        given["position"] = features.expand(count, *features.shape[-2:])  # [a, N, features]
+        inputs["position"] = features.expand(count, *features.shape[-2:])  # [a, N, features]
     if recent is not None:
-        given["recent"] = recent
-    return {name: given[name] for name in spec.projected}
+        inputs["recent"] = recent
+    return {name: inputs[name] for name in spec.projected}
 
 
-def _network(
+def _run_network(
     spec: RankerSpec,
     weights: Mapping[str, Tensor],
     inputs: Mapping[str, Tensor],
@@ -388,9 +388,9 @@ def sum_near_positions(added: Tensor, positions: Tensor) -> Tensor:
     distances = torch.arange(taps, device=positions.device) - taps // 2
     wanted = (positions[:, None] + distances[:, None]).flatten(1)  # [a, (2 R + 1) N]
     indices = torch.searchsorted(positions.contiguous(), wanted).clamp_max(tokens - 1)
-    there = positions.gather(1, indices) == wanted
-    from_there = added.gather(2, indices.view(heads, taps, tokens))
-    return from_there.masked_fill(~there.view(heads, taps, tokens), 0.0).sum(1)
+    present = positions.gather(1, indices) == wanted
+    neighbours = added.gather(2, indices.view(heads, taps, tokens))
+    return neighbours.masked_fill(~present.view(heads, taps, tokens), 0.0).sum(1)
 
 
 def _project_input(weights: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:

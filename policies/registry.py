@@ -41,7 +41,7 @@ from policies.gvote import GVote
 from policies.h2o import H2O
 from policies.keydiff import KeyDiff
 from policies.knorm import KNorm
-from policies.kvzap import KVzap, kvzap_scorer
+from policies.kvzap import KVzap, load_kvzap
 from policies.kvzip import KVzip
 from policies.lagkv import LagKV
 from policies.learned import LearnedScorer
@@ -119,7 +119,7 @@ def make_scorer(
     made, label = _build(spec, "method", {**known, **FROM_OUTSIDE}, policies=policies)
     scorer = check_scorer(made, label)
     special = {**dict.fromkeys(OTHER_METHODS), LearnedScorer.name: LearnedScorer, KVZAP: KVzap}
-    _refuse_taken(scorer.name, type(scorer), label, {**SCORERS, **special})
+    _refuse_own_name(scorer.name, type(scorer), label, {**SCORERS, **special})
     return scorer
 
 
@@ -129,11 +129,11 @@ def make_allocator(spec: str | Specification | Allocator | type[Allocator]) -> A
     allocator: Allocator
     allocator, label = _build(spec, "allocator", known)
     check_allocator(allocator, label)
-    _refuse_taken(allocator.name, type(allocator), label, ALLOCATORS)
+    _refuse_own_name(allocator.name, type(allocator), label, ALLOCATORS)
     return allocator
 
 
-def _refuse_taken(name: str, kind: type, label: str, kinds: Mapping[str, type | None]) -> None:
+def _refuse_own_name(name: str, kind: type, label: str, kinds: Mapping[str, type | None]) -> None:
     """Raise UsageError where another class has a name of kvp's own: results would be mixed up."""
     name = re.split(r"[:(]", name)[0]
     if kind is not kinds.get(name, kind):
@@ -164,7 +164,7 @@ def _build(
     return instance_of(thing, f"{kind} {name}", written.options), f"{kind} {name}"
 
 
-def both_sides(spec: Any, allocator: Any) -> tuple[Any, Any]:  # noqa: ANN401
+def split_sides(spec: Any, allocator: Any) -> tuple[Any, Any]:  # noqa: ANN401
     """Scorer and allocator of `SCORER[+ALLOCATOR]`, or of two sides; UsageError for three."""
     left, right = split_method(spec) if isinstance(spec, str) else (spec, None)
     if right is not None and allocator is not None:
@@ -191,7 +191,7 @@ def make_method(
     `make_allocator`; UsageError, too, when both are given, and when the allocator takes the sizes
     of a scorer that has none.
     """
-    left, allocator = both_sides(spec, allocator)
+    left, allocator = split_sides(spec, allocator)
     scorer, made = make_scorer(left), make_allocator(UNIFORM if allocator is None else allocator)
     if sizes_itself(made) and not isinstance(scorer, SelfSizing):
         raise UsageError(
@@ -218,5 +218,5 @@ ALLOCATORS: Mapping[str, type[BaseAllocator]] = {
     for kind in (Uniform, Pyramid, Ada, Global, WindowKVAllocator, Shared, SelfSized, Evolved)
 }
 
-FROM_OUTSIDE: Mapping[str, Builder] = {KVZAP: kvzap_scorer}
+FROM_OUTSIDE: Mapping[str, Builder] = {KVZAP: load_kvzap}
 """Methods whose weights or code do not come with kvp, written `NAME:WHAT`, by name."""

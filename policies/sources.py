@@ -95,7 +95,7 @@ def check_index(folder: Place) -> None:
         raise PolicyError(f"{folder} has no {INDEX}: {why}")
 
 
-def policy_files(folder: Path) -> list[Path]:
+def list_policy_files(folder: Path) -> list[Path]:
     """The files of a policy that is in `folder`, the index last; nothing else that lies there."""
     listed = read_sealed_json(folder / INDEX, PolicyError)["files"]
     return [*(folder / name for name in sorted(listed)), folder / INDEX]

@@ -84,11 +84,11 @@ class WindowKV(BaseScorer):
     def needs(self) -> Needs:
         """The observation queries and layer sharing."""
         return Needs(
-            queries=self.setting_for(self.task).observed,
+            queries=self.sizes_for(self.task).observed,
             layer_group=self.group if isinstance(self.group, int) else AUTO_GROUP,
         )
 
-    def setting_for(self, task_type: str) -> WindowSizes:
+    def sizes_for(self, task_type: str) -> WindowSizes:
         """The numbers for a task type, options included."""
         paper = SETTINGS[self.setting][task_type]
         window = self.window if isinstance(self.window, int) else paper.window
@@ -103,24 +103,24 @@ class WindowKV(BaseScorer):
         """Minus the rank, observation tokens from 0 up: [B, H, N] float32."""
         assert view.queries is not None
         batch, heads, tokens, _ = view.keys.shape
-        setting = self.setting_for(self.task)
-        before = max(tokens - setting.observed, 0)
+        sizes = self.sizes_for(self.task)
+        before = max(tokens - sizes.observed, 0)
         scores = torch.arange(tokens, dtype=torch.float32, device=view.keys.device) - before
         scores = scores.repeat(batch, 1)
         if before:
-            attention = recent_attention(view.queries, view.keys, setting.observed)
+            attention = recent_attention(view.queries, view.keys, sizes.observed)
             votes = attention[..., :before].mean(dim=-2).flatten(1, 2)
-            scores[:, :before] = -1 - self._order(votes, setting).float()
+            scores[:, :before] = -1 - self._rank_by_window(votes, sizes).float()
         return scores[:, None].expand(-1, heads, -1).contiguous()
 
-    def _order(self, votes: Tensor, setting: WindowSizes) -> Tensor:
+    def _rank_by_window(self, votes: Tensor, sizes: WindowSizes) -> Tensor:
         """Rank of every token [B, M] int64, 0 = first, from attention per query head [B, Q, M]."""
-        size = setting.window
+        size = sizes.window
         short = -votes.shape[-1] % size
         shared = votes.mean(dim=1)  # [B, M]
         voters = votes if self.per_head else shared[:, None]  # [B, Q or 1, M]
         windows = torch.unflatten(F.pad(voters, (0, short)), -1, (-1, size))  # of `size` tokens
-        sums = windows.topk(setting.top, dim=-1).values.sum(dim=-1).mean(dim=1)  # [B, windows]
+        sums = windows.topk(sizes.top, dim=-1).values.sum(dim=-1).mean(dim=1)  # [B, windows]
         outer = rank_tokens(sums).argsort(dim=-1)  # rank of each window
         padded = torch.unflatten(F.pad(shared, (0, short), value=-torch.inf), -1, (-1, size))
         inner = rank_tokens(padded).argsort(dim=-1)  # rank inside the window

@@ -93,8 +93,8 @@ class RankerTraining(pl.LightningModule):
         self.rankers = rankers
         self.average = copy.deepcopy(rankers).requires_grad_(False)
         self.best = copy.deepcopy(rankers).requires_grad_(False)
-        self.register_buffer("best_skill", torch.full((rankers.total_kv_heads,), -torch.inf))
-        self.register_buffer("best_step", torch.zeros(rankers.total_kv_heads, dtype=torch.int64))
+        self.register_buffer("best_skill", torch.full((rankers.head_count,), -torch.inf))
+        self.register_buffer("best_step", torch.zeros(rankers.head_count, dtype=torch.int64))
         self.gradient_norms = torch.zeros(0)
         """[A] of the latest step, before clipping."""
         self._recipe = recipe

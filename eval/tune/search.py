@@ -71,7 +71,7 @@ class Search:
         if written.name in (*SCORERS, *FROM_OUTSIDE):
             return method.scorer.name
         assert isinstance(method.scorer, Component)  # no other scorer has settings
-        return f"{written.name}:{written.argument}({method.scorer.changes})"
+        return f"{written.name}:{written.argument}({method.scorer.changed_options})"
 
     def allocator_spec(self, method: Method) -> str:
         """Specification of a setting's allocator, for `--methods`."""

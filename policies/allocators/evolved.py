@@ -13,7 +13,7 @@ from torch import Tensor
 from kvp.artifacts.manifest import sha256_file
 from kvp.errors import PolicyError, UsageError
 from kvp.ranking import Request
-from policies.allocators.per_layer import exact_counts, in_every_head
+from policies.allocators.per_layer import apportion_layers, repeat_in_heads
 from policies.base import BaseAllocator, Limits, Value
 from policies.budget_files import BudgetFile, budget_path, load_budgets
 
@@ -80,7 +80,7 @@ class Evolved(BaseAllocator):
         self.check_geometry(layers=layers, kv_heads=heads)
         chosen = torch.tensor(self.budgets.counts, dtype=torch.float64)
         if self.rounding == "exact":
-            return exact_counts(chosen, request)
+            return apportion_layers(chosen, request)
         scaled = chosen * (request.budget * layers) / chosen.sum()  # the paper's completion
         counts = (scaled - 1e-9 * scaled.clamp_min(1)).ceil().long()
-        return in_every_head(counts.clamp(request.floor, request.scores.shape[-1]), request)
+        return repeat_in_heads(counts.clamp(request.floor, request.scores.shape[-1]), request)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from kvp.ranking import Request
-from policies.allocators.per_layer import exact_counts, line
+from policies.allocators.per_layer import apportion_layers, linear_budgets
 from policies.base import BaseAllocator, Grid, Limits
 
 
@@ -32,4 +32,4 @@ class Pyramid(BaseAllocator):
         window = min(self.window, request.budget)
         base = request.budget - window
         high = min(2 * base - base / self.beta, tokens - window)
-        return exact_counts(window + line(high, 2 * base - high, layers), request)
+        return apportion_layers(window + linear_budgets(high, 2 * base - high, layers), request)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvp.ranking import Request
-from policies.allocators.per_layer import exact_counts
+from policies.allocators.per_layer import apportion_layers
 from policies.base import BaseAllocator, Presets
 
 
@@ -27,4 +27,4 @@ class Uniform(BaseAllocator):
         """The budget everywhere, or what whole layers leave: [L, H] int64, sum `request.total`."""
         shares = torch.ones(request.scores.shape[0], dtype=torch.float64)
         shares[: self.whole] = 1e9  # full before another layer gets more than its least
-        return exact_counts(shares, request)
+        return apportion_layers(shares, request)

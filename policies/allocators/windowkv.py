@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvp.ranking import Request
 from kvp.scoring import AUTO_GROUP, layers_per_group
-from policies.allocators.per_layer import exact_counts, line
+from policies.allocators.per_layer import apportion_layers, linear_budgets
 from policies.base import AUTO, BaseAllocator, Grid, Limits
 
 
@@ -39,4 +39,5 @@ class WindowKVAllocator(BaseAllocator):
         top = float(budget)
         if groups > 1:
             top = min(budget * (gamma if self.rule == "code" else 1) / self.divisor, top)
-        return exact_counts(line(2 * budget - top, top, groups)[group_of_layer], request)
+        shares = linear_budgets(2 * budget - top, top, groups)[group_of_layer]
+        return apportion_layers(shares, request)

@@ -21,7 +21,7 @@ from pathlib import Path
 from eval.card import model_card
 from eval.results.folder import load_results
 from kvp.artifacts.manifest import portable
-from policies.policy_files import WEIGHTS, load_shard, save_policy
+from policies.policy_files import DTYPES, load_shard, save_policy
 from policies.sources import BUNDLED
 
 
@@ -32,14 +32,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--name", choices=tuple(BUNDLED), required=True)
     parser.add_argument("--base_model")
-    parser.add_argument("--weights", choices=tuple(WEIGHTS), default="float32")
+    parser.add_argument("--weights", choices=tuple(DTYPES), default="float32")
     given = parser.parse_args(argv)
     policy = load_shard(given.policy)
     model = dict(load_results(given.results).manifest["identity"]["model_digest"])
     if given.base_model:
         model["base_model"] = given.base_model
     meta = replace(policy.meta, model=portable(model), training=portable(policy.meta.training))
-    rankers = policy.rankers.with_dtype(WEIGHTS[given.weights])
+    rankers = policy.rankers.with_dtype(DTYPES[given.weights])
     card = model_card(
         replace(policy, meta=meta), given.name, license="apache-2.0", results=given.results
     )

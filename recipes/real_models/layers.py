@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvp.ranking import Request
 from policies.allocators.global_budget import Global
-from policies.allocators.per_layer import exact_counts
+from policies.allocators.per_layer import apportion_layers
 
 
 class Layers:
@@ -18,4 +18,4 @@ class Layers:
 
     def allocate(self, request: Request) -> Tensor:
         """Tokens of each head: [L, H] int64, sum `request.total`."""
-        return exact_counts(Global().allocate(request).sum(1).double(), request)
+        return apportion_layers(Global().allocate(request).sum(1).double(), request)

@@ -48,7 +48,7 @@ class ByWording(WindowKV):
     @property
     def needs(self) -> Needs:
         """The prompt's text, and the observation queries of either task."""
-        observed = max(self.setting_for(task).observed for task in TASK_TYPES)
+        observed = max(self.sizes_for(task).observed for task in TASK_TYPES)
         return replace(super().needs, queries=observed, text=WHOLE_PROMPT)
 
     def score(self, view: View) -> Tensor:

@@ -29,7 +29,7 @@ def test_query_draws_follow_the_queries_before_rope(make_view):
     view = make_view(tokens=30, batch=1, heads=1, group=2, width=4)
     plain = view.rope.unrotate(view.queries, torch.arange(30))[0, :, 4:].double().numpy()
     scorer = GVote(space="query", samples=3000, future=1)
-    guesses = torch.stack([guess[0] for guess in scorer.guesses(view)], dim=1)
+    guesses = torch.stack([guess[0] for guess in scorer.sample_queries(view)], dim=1)
     back = view.rope.unrotate(guesses, torch.full((3000,), 30)).double().numpy()
     for head in range(2):
         np.testing.assert_allclose(back[head].mean(0), plain[head].mean(0), atol=0.2)

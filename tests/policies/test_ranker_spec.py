@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvp.rope import Rope
-from policies.ranker import HeadRankers, RankerSpec, keys_seen_from_the_end, position_features
+from policies.ranker import HeadRankers, RankerSpec, position_features, rotate_keys_to_end
 
 FOURIER = RankerSpec(head_dim=8, hidden=12, position_width=6, frequencies=5, reference_length=64)
 
@@ -83,7 +83,7 @@ def test_a_query_after_the_end_sees_the_turned_key_at_its_distance():
         rotated(query, torch.tensor([length + ahead])) @ rotated(key, torch.tensor([position])).T
     )
     at = torch.tensor([position])
-    turned = keys_seen_from_the_end(spec_of(), rotated(key, at), at, length)
+    turned = rotate_keys_to_end(spec_of(), rotated(key, at), at, length)
     torch.testing.assert_close(rotated(query, torch.tensor([ahead])) @ turned.T, logit)
 
 

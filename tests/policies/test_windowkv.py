@@ -8,13 +8,13 @@ from policies.windowkv import WindowKV
 
 
 def test_settings_are_those_of_the_paper_but_for_what_is_given():
-    assert WindowKV().setting_for("qa") == (4, 32, 32)
-    assert WindowKV().setting_for("aggregation") == (16, 32, 16)
+    assert WindowKV().sizes_for("qa") == (4, 32, 32)
+    assert WindowKV().sizes_for("aggregation") == (16, 32, 16)
     llama = WindowKV(**WindowKV.presets["llama"])
-    assert llama.setting_for("qa") == (16, 8, 8)
-    assert llama.setting_for("aggregation") == (32, 16, 8)
-    assert WindowKV(window=8).setting_for("aggregation") == (16, 8, 4)
-    assert WindowKV(window=8, top=20, observed=3).setting_for("qa") == (3, 8, 8)
+    assert llama.sizes_for("qa") == (16, 8, 8)
+    assert llama.sizes_for("aggregation") == (32, 16, 8)
+    assert WindowKV(window=8).sizes_for("aggregation") == (16, 8, 4)
+    assert WindowKV(window=8, top=20, observed=3).sizes_for("qa") == (3, 8, 8)
 
 
 @pytest.mark.parametrize(("group", "leaders"), [(1, [0, 1, 2, 3, 4]), (2, [0, 0, 2, 2, 4])])

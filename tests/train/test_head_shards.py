@@ -67,7 +67,7 @@ def test_merged_shards_are_the_policy_of_one_run(train, store, shards, tmp_path,
     assert merge(["--shards", str(merged), "--out", str(tmp_path / "again")]) == 2
     assert f"--shards {merged} is a whole policy already" in capsys.readouterr().err
     assert not (tmp_path / "again").exists()
-    assert load_policy(merged).rankers.total_kv_heads == 4
+    assert load_policy(merged).rankers.head_count == 4
     training = index(merged)["training"]
     assert [shard["heads"] for shard in training["shards"]] == [[0, 1], [1, 4]]
     assert training["config"]["heads"] is None
@@ -89,7 +89,7 @@ def test_a_shard_is_no_policy(shards):
         load_policy(shards[1])
     shard = load_shard(shards[1])
     assert shard.meta.head_range == range(1, 4)
-    assert shard.rankers.total_kv_heads == 3
+    assert shard.rankers.head_count == 3
 
 
 @pytest.mark.parametrize(

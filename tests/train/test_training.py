@@ -103,7 +103,7 @@ def test_a_huge_gradient_counts_as_the_clipped_one(store, optimizer):
         part[1:] *= 1e6
         part[0] *= 1e-3  # this head's stays as it is
     one.gradients = [huge, small]
-    other.gradients = [clipped(huge, one.rankers.total_kv_heads), small]
+    other.gradients = [clipped(huge, one.rankers.head_count), small]
     fit(one, 2)
     fit(other, 2)
     for ours, theirs in zip(weights(one), weights(other), strict=True):

@@ -74,7 +74,7 @@ def score_together(
     length = torch.cat(lengths)  # [sum of N]
     read = [context.recent for context in contexts if context.recent is not None]
     recent = torch.cat(read, dim=1) if read else None  # [A, sum of N, features]
-    count = rankers.total_kv_heads
+    count = rankers.head_count
     size = max(1, int(activation_bytes // (sum(tokens) * bytes_per_token(rankers.spec))))
     if size >= count:
         scores = rankers(keys, values, positions, length, recent, contexts=tokens)

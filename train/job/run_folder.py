@@ -19,7 +19,7 @@ from kvp.artifacts.addresses import Place, files_below
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import digest_json, raising_as, read_checked
 from kvp.errors import UsageError
-from policies.sources import INDEX, policy_files
+from policies.sources import INDEX, list_policy_files
 
 CHECKPOINTS = "checkpoints"
 CHECKPOINT = f"{CHECKPOINTS}/last.ckpt"
@@ -92,7 +92,7 @@ class RunFolder:
         """Send the exported policy, delete the checkpoint; UsageError if `folder` was replaced."""
         if self._claim is not None:
             self._claim.check()
-            self.send(*(path.name for path in policy_files(self.folder)))
+            self.send(*(path.name for path in list_policy_files(self.folder)))
         if isinstance(self.place, Path):
             rmtree(self.place / CHECKPOINTS, ignore_errors=True)
         else:

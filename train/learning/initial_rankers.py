@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvp.errors import StoreError
 from kvp.store import SequenceRecord, TraceReader
-from policies.ranker import HeadRankers, RankerSpec, keys_seen_from_the_end
+from policies.ranker import HeadRankers, RankerSpec, rotate_keys_to_end
 from train.recipe import Recipe
 
 _SEQUENCES = 64
@@ -56,7 +56,7 @@ def feature_statistics(
         keys, values = (part.flatten(0, 1) for part in reader.kv(record.index))  # [A, T, D]
         if spec.key_frequencies:
             positions = torch.arange(record.length)
-            keys = keys_seen_from_the_end(spec, keys, positions, record.length)
+            keys = rotate_keys_to_end(spec, keys, positions, record.length)
         parts = [part.double() for part in (keys, values)]
         moments = [*(p.sum(1) for p in parts), *(p.square().sum(1) for p in parts)]
         sums.append(torch.stack(moments))  # [4, A, D]
