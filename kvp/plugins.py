@@ -79,6 +79,11 @@ def import_object(name: str, what: str) -> Any:  # noqa: ANN401
         raise UsageError(f"{what} {name}{near}: cannot be loaded ({reason_of(error)})") from error
 
 
+def class_label(kind: str, thing: object) -> str:
+    """A class, or the class of an object, in messages: `scorer Mine`."""
+    return f"{kind} {(thing if isinstance(thing, type) else type(thing)).__name__}"
+
+
 def instance_of(thing: object, label: str, options: Mapping[str, Any] | None = None) -> object:
     """The object itself, or one of a class, made with `options`; UsageError begins with `label`."""
     if not isinstance(thing, type):

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from kvp.errors import UsageError
 from kvp.names import KVZAP, OTHER_METHODS, UNIFORM, name_error, split_method, split_specification
-from kvp.plugins import import_object, instance_of
+from kvp.plugins import class_label, import_object, instance_of
 from kvp.ranking import Allocator
 from kvp.scoring import Needs, Scorer, SelfSizing, check_allocator, check_scorer
 from policies.allocators.ada import Ada
@@ -149,7 +149,7 @@ def _build(
 ) -> tuple[Any, str]:
     """What is named or given, and its name in messages; UsageError, naming the `kind`, for none."""
     if not isinstance(spec, str | Specification):
-        label = f"{kind} {spec.__name__ if isinstance(spec, type) else type(spec).__name__}"
+        label = class_label(kind, spec)
         return instance_of(spec, label), label
     written = Specification.parse(spec, kind) if isinstance(spec, str) else spec
     name = f"{written.name}:{written.argument}"

@@ -35,7 +35,7 @@ from kvp.hf.model_identity import warn_of_another_model
 from kvp.hf.prefill import prefill
 from kvp.hf.scorer_inputs import check_inputs, reads_text
 from kvp.hf.shrink import EvictionRule, check_repeatable, shrink
-from kvp.plugins import instance_of
+from kvp.plugins import class_label, instance_of
 from kvp.ranking import Allocator, Protection, kept_tokens, protection_of
 from kvp.scoring import Needs, Scorer, check_allocator, check_scorer
 
@@ -129,11 +129,9 @@ def _prepare_rule(
     """The model inside its wrappers, and the rule, when both fit together; warns as `evicting`."""
     model = unwrap_model(model)
     refuse_inside_block(model)
-    made = instance_of(scorer, f"scorer {getattr(scorer, '__name__', 'scorer')}")
+    made = instance_of(scorer, class_label("scorer", scorer))
     made_scorer = check_scorer(made, repr(scorer), "; pass make_scorer(...) or load_policy(...)")
-    made_allocator: Any = instance_of(
-        allocator, f"allocator {getattr(allocator, '__name__', 'allocator')}"
-    )
+    made_allocator: Any = instance_of(allocator, class_label("allocator", allocator))
     if allocator is not None:
         check_allocator(made_allocator, repr(allocator), "; pass make_allocator(...)")
     needs, method = made_scorer.needs, f"method {made_scorer.name}"
