@@ -40,10 +40,10 @@ from kvp.artifacts.claim import OutputFolder
 from kvp.data.splits import ALL
 from kvp.devices import device_of_rank
 from kvp.errors import ResultsError, UsageError
-from kvp.hf.attention import kvp_attention_set
+from kvp.hf.attention import use_kvp_attention
 from kvp.hf.model_access import unwrap_model
 from kvp.hf.model_checks import check_model
-from kvp.hf.model_identity import another_model, model_identity, name_of, weights_digest
+from kvp.hf.model_identity import describe_mismatch, model_identity, model_name, weights_digest
 from kvp.names import DtypeName
 from kvp.program.ray_workers import do_with_ray
 from kvp.progress import phase, say
@@ -151,7 +151,7 @@ def _evaluate_into(
         for label, tasks in trained.items() for flag in tasks if flag in seen
     ]  # fmt: skip
     for label, scorer in policies_of(prepared.methods).items():
-        if (name := another_model(bench.model, scorer.metadata.get("model"))) is not None:
+        if (name := describe_mismatch(bench.model, scorer.metadata.get("model"))) is not None:
             notes.append(f"policy {label}: made on {name}")
     for note in notes:
         say(f"note: {note}")
@@ -238,7 +238,7 @@ def run_from_python(
         if dtype not in (known := get_args(DtypeName)):
             raise UsageError(f"model= computes in {dtype}: load it in one of {', '.join(known)}")
         with ready(model):
-            name, device = name_of(model) or type(model).__name__, str(model.device)
+            name, device = model_name(model) or type(model).__name__, str(model.device)
             described = replace(config, model=name, dtype=dtype, device=device)
             records = run(described, loaded, temporary=temporary, printed=False)
     if config.dry_run or not records:
@@ -264,7 +264,7 @@ def ready(model: PreTrainedModel) -> Iterator[None]:
     """A model as `load_model` gives it, and afterwards as it was."""
     training = model.training
     try:
-        with kvp_attention_set(model), torch.no_grad():
+        with use_kvp_attention(model), torch.no_grad():
             yield model.train(False)
     finally:
         model.train(training)

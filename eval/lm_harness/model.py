@@ -26,7 +26,7 @@ from eval.lm_harness.compression import CONTEXT_FIELDS, parse_compression
 from eval.methods import check_geometries
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, geometry_of, load_config, load_model, load_tokenizer, prefill
-from kvp.hf.attention import kvp_attention_set
+from kvp.hf.attention import use_kvp_attention
 from kvp.hf.decoding import next_logits
 from kvp.hf.loading import local_folder
 from kvp.hf.model_checks import check_model
@@ -231,7 +231,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         differ in their last token alone are fed once.
         """
         ids = torch.tensor(context, device=self.model.device)
-        with kvp_attention_set(self.model):
+        with use_kvp_attention(self.model):
             cache = self._context_cache(ids, after)
             seen = cache.get_seq_length()
             if seen < len(ids) - 1:
@@ -282,7 +282,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         **generation_kwargs: Any,  # noqa: ANN401
     ) -> Tensor:
         """Tokens [1, T + answer] that continue `context` [1, T] from its compressed cache."""
-        with kvp_attention_set(self.model):
+        with use_kvp_attention(self.model):
             cache = self._context_cache(context[0], self._answered)
             beams = int(generation_kwargs.get("num_beams", 1))
             if beams > 1 and cache.get_seq_length() > 0:

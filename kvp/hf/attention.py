@@ -40,7 +40,7 @@ _WORKING_LOGITS = 2**28
 class QueryRecorder:
     """Keeps the queries of every layer that pass through an `EvictingCache`.
 
-    They are scaled so that q . k / sqrt(D) are the model's logits (`query_unit`). Those of padding
+    They are scaled so that q . k / sqrt(D) are the model's logits (`query_scale`). Those of padding
     are NaN; in a window they come before all others.
     """
 
@@ -141,7 +141,7 @@ def kvp_attention(
         return plain_attention(module, query, key, value, attention_mask, options), None
     attended = key.layer.attend(module, query, attention_mask, options)
     if key.recorder is not None:
-        unit = query_unit(query.shape[-1], options.get("scaling"))
+        unit = query_scale(query.shape[-1], options.get("scaling"))
         query = query if unit == 1.0 else query * unit
         key.recorder.record(key.index, query, attention_mask)
     return attended, None
@@ -151,7 +151,7 @@ AttentionInterface.register(ATTENTION, kvp_attention)
 AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
-def query_unit(width: int, scaling: float | None) -> float:
+def query_scale(width: int, scaling: float | None) -> float:
     """Factor on recorded queries [..., width] that makes q . k / sqrt(width) the model's logits.
 
     1 for most models; Gemma, Granite and others scale their logits by a number of their own.
@@ -283,7 +283,7 @@ def share_change(
 
 
 @share_change
-def kvp_attention_set(model: PreTrainedModel) -> Undo | None:
+def use_kvp_attention(model: PreTrainedModel) -> Undo | None:
     """Set kvp's attention on `model`; the former one returns after the last open block."""
     before = model.config._attn_implementation
     if before == ATTENTION:

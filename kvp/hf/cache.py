@@ -26,7 +26,7 @@ from kvp.hf.cache_layers import (
     UntouchedLayer,
     arrange_layers,
     copy_layers,
-    gathered_layer,
+    gather_layer,
     untouched_layers,
 )
 from kvp.hf.model_config import evicted_layers
@@ -97,7 +97,7 @@ class EvictingCache(Cache):
         layers: list[EvictingLayer] = []
         for layer_keys, layer_values, layer_indices in zip(keys, values, indices, strict=True):
             positions = torch.arange(layer_keys.shape[2], device=layer_keys.device)[None, None]
-            layers.append(gathered_layer(layer_keys, layer_values, positions, layer_indices, seen))
+            layers.append(gather_layer(layer_keys, layer_values, positions, layer_indices, seen))
         batch, entries = keys[0].shape[0], indices[0].shape[0]
         spread = None if batch == entries else torch.zeros(entries, dtype=torch.int64)
         return cls(arrange_layers(layers, copy_layers(untouched or {}, spread)))

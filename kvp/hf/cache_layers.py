@@ -24,7 +24,7 @@ from kvp.hf.visibility import (
     EMPTY,
     check_keys_fit,
     check_mask,
-    count_on,
+    continue_positions,
     cut_padding,
     is_real,
     mask_columns,
@@ -95,7 +95,7 @@ class EvictingLayer(DynamicLayer):
 
         The last `fed_again` tokens seen, which are none of them, count as not seen.
         """
-        layer = gathered_layer(*self.slots, self.positions, indices, self.seen)
+        layer = gather_layer(*self.slots, self.positions, indices, self.seen)
         layer.seen -= fed_again
         layer.newest = None if self.newest is None else self.newest - fed_again
         return layer
@@ -172,7 +172,7 @@ class EvictingLayer(DynamicLayer):
         position_ids = options.get("position_ids")
         if position_ids is None:  # Llama 4, Granite 4: tokens are counted, padding is not
             every = torch.ones(query.shape[0], tokens, dtype=torch.bool, device=query.device)
-            position_ids = count_on(self.newest, every if real is None else real)
+            position_ids = continue_positions(self.newest, every if real is None else real)
             options = {**options, "position_ids": position_ids}
             if not self.is_first:
                 self.newest = position_ids[:, -1]
@@ -366,7 +366,7 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
         self.keys, self.values, self._flat_positions = flat
 
 
-def gathered_layer(
+def gather_layer(
     keys: Tensor, values: Tensor, positions: Tensor, indices: Tensor, seen: int
 ) -> EvictingLayer:
     """Gather slots `indices` [R, H, S] (-1 = none) of keys and values [1 or R, H, N, D].
@@ -424,7 +424,7 @@ def _clone_item(item: Any) -> Any:  # noqa: ANN401
     return item.clone() if isinstance(item, Tensor) else item
 
 
-def without_padding(untouched: Mapping[int, Any], entry: int, padding: int) -> dict[int, Any]:
+def copy_without_padding(untouched: Mapping[int, Any], entry: int, padding: int) -> dict[int, Any]:
     """Copies for one batch entry, without its `padding` columns on the left."""
     alone = copy_layers(untouched, torch.tensor([entry]))
     for layer in alone.values():

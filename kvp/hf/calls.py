@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvp.errors import UsageError
-from kvp.hf.attention import Undo, kvp_attention_set, share_change
+from kvp.hf.attention import Undo, share_change, use_kvp_attention
 from kvp.hf.cache import EvictingCache
 
 
@@ -85,7 +85,7 @@ def refuse_inside_block(model: PreTrainedModel) -> None:
 def install_dispatch(model: PreTrainedModel) -> Undo:
     """Set kvp's attention, and send calls of the model to the block of their context."""
     own, base, undo = vars(model), model.base_model, ExitStack()
-    undo.enter_context(kvp_attention_set(model))
+    undo.enter_context(use_kvp_attention(model))
     names = ("forward", "generate", "init_continuous_batching", "_get_candidate_generator")
     undo.callback(own.update, {name: own[name] for name in names if name in own})
     methods = {name: _dispatching_method(name, getattr(model, name), model) for name in names}

@@ -24,7 +24,7 @@ from kvp.hf.eviction import prefill_and_evict
 from kvp.hf.model_access import attention_modules, unwrap_model
 from kvp.hf.model_checks import check_mode
 from kvp.hf.model_config import FULL, attention_window, context_limit, geometry_of, layer_kinds
-from kvp.hf.model_identity import made_by, tokenizer_digest
+from kvp.hf.model_identity import describe_model, tokenizer_digest
 from kvp.hf.rotary import rope_of
 from kvp.hf.visibility import EMPTY
 from kvp.messages import Text, check_text, render_chat
@@ -166,7 +166,7 @@ def _facts_of(model: PreTrainedModel) -> dict[str, Any]:
     config = model.config.get_text_config(decoder=True)
     norms = {name: weight for name, weight in model.state_dict().items() if is_norm(name)}
     return {
-        "model": {**made_by(model), "norms": norms_digest(norms)},
+        "model": {**describe_model(model), "norms": norms_digest(norms)},
         "geometry": geometry_of(model.config).to_dict(),
         "vocabulary": int(config.vocab_size), "rope": rope_facts(config.rope_parameters),
     }  # fmt: skip

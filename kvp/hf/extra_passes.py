@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from kvp.errors import UsageError
-from kvp.hf.attention import StoredKeys, kvp_attention_set, plain_attention
+from kvp.hf.attention import StoredKeys, plain_attention, use_kvp_attention
 from kvp.hf.cache_layers import UntouchedLayer, arrange_layers, copy_layers
-from kvp.hf.model_access import projected_norms, states_watched
+from kvp.hf.model_access import projected_norms, watch_states
 from kvp.hf.model_config import rope_switch
-from kvp.hf.rotary import rope_kept
+from kvp.hf.rotary import restore_rope
 from kvp.ops.attention import reconstruction_attention
 
 
@@ -83,8 +83,8 @@ def run_pass(
     def measure(layer: int, states: Tensor) -> None:
         layers[layer].norms = states.float().norm(dim=-1).clamp_min(torch.finfo().tiny)
 
-    watched = states_watched(model, measure) if weighted else nullcontext()
-    with watched, kvp_attention_set(model), rope_kept(model):
+    watched = watch_states(model, measure) if weighted else nullcontext()
+    with watched, use_kvp_attention(model), restore_rope(model):
         # Not the whole model: no logits are read, and hooks on it (`evicting`) stay out.
         model.base_model(
             input_ids=input_ids,

@@ -31,7 +31,7 @@ from kvp.hf.model_checks import check_mode
 from kvp.hf.model_config import rope_switch
 from kvp.hf.prefill import Prefill, recorded_hidden
 from kvp.hf.shrink import EvictionRule, check_repeatable, shrink, shrink_again
-from kvp.hf.visibility import RIGHT_PADDED, count_left_padding, count_on
+from kvp.hf.visibility import RIGHT_PADDED, continue_positions, count_left_padding
 from kvp.ranking import budget_tokens
 
 
@@ -124,7 +124,7 @@ def _set_mask_and_positions(
 
     `real` is as of `ForwardPass`. Raises UsageError where other positions are given.
     """
-    positions = count_on(None, real)[:, seen:]  # [B, T]
+    positions = continue_positions(None, real)[:, seen:]  # [B, T]
     position_ids = kwargs.get("position_ids")
     if isinstance(position_ids, Tensor) and position_ids.ndim == positions.ndim:
         same = position_ids.shape[-1] == positions.shape[-1]

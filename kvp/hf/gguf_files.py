@@ -73,26 +73,27 @@ class Metadata:
     def rope(self) -> dict[str, Any]:
         """`rope_parameters` that turn keys as llama.cpp does; ModelError where there are none."""
         get, freqs = self.fields.get, self.vectors.get(DIVISOR)
-        kind, scaling = get("rope.scaling.type", "linear"), get("rope.scaling.attn_factor", 1.0)
+        kind, scale = get("rope.scaling.type", "linear"), get("rope.scaling.attn_factor", 1.0)
         factor = get("rope.scaling.factor") or get("rope.scale_linear") or 1.0
         plain = {"rope_type": "default", "rope_theta": get("rope.freq_base", 1e4)}
-        found = list[dict[str, Any]]()
+        scalings = list[dict[str, Any]]()
         if freqs is not None and (freqs != 1).any():
-            found.append({**LLAMA3, "factor": float(freqs.max())})
+            scalings.append({**LLAMA3, "factor": float(freqs.max())})
         if factor != 1 and kind != "none":
-            found.append({"rope_type": kind, "factor": factor})
+            scalings.append({"rope_type": kind, "factor": factor})
             if kind == "yarn":
                 limit = get("rope.scaling.original_context_length") or get("context_length")
-                found[-1]["original_max_position_embeddings"] = limit
-                if scaling != 1:
-                    found[-1]["attention_factor"] = scaling * (1 + 0.1 * math.log(max(factor, 1)))
-        rope = plain | dict(*found[:1])
+                scalings[-1]["original_max_position_embeddings"] = limit
+                if scale != 1:
+                    scalings[-1]["attention_factor"] = scale * (1 + 0.1 * math.log(max(factor, 1)))
+        rope = plain | dict(*scalings[:1])
         known = kind in ("none", "linear", "yarn") and not LONGROPE & self.vectors.keys()
-        if known and len(found) < 2 and (scaling == 1 or "attention_factor" in rope):
-            (turns, _), (made, _) = (rope_numbers(one, self.head_dim) for one in (plain, rope))
-            divided = made * freqs if rope["rope_type"] == "llama3" else turns
-            same = np.isfinite(made).all() and np.allclose(divided, turns, rtol=ROUNDING, atol=0)
-            if same and 2 * len(made) == get("rope.dimension_count", self.head_dim):
+        if known and len(scalings) < 2 and (scale == 1 or "attention_factor" in rope):
+            unscaled, scaled = (compute_rope(r, self.head_dim)[0] for r in (plain, rope))
+            divided = scaled * freqs if rope["rope_type"] == "llama3" else unscaled
+            same = np.allclose(divided, unscaled, rtol=ROUNDING, atol=0)
+            complete = 2 * len(scaled) == get("rope.dimension_count", self.head_dim)
+            if same and complete and np.isfinite(scaled).all():
                 return rope
         raise ModelError(
             f"{self.path}: transformers has no RoPE like that of its rope fields (type {kind}) and "
@@ -100,7 +101,7 @@ class Metadata:
         )
 
 
-def rope_numbers(rope: Mapping[str, Any], width: int) -> tuple[np.ndarray, float]:
+def compute_rope(rope: Mapping[str, Any], width: int) -> tuple[np.ndarray, float]:
     """What transformers makes of `rope_parameters`: frequencies [R / 2] of R of `width` channels of
     keys, and a factor on cosine and sine.
     """
@@ -115,7 +116,7 @@ def rope_numbers(rope: Mapping[str, Any], width: int) -> tuple[np.ndarray, float
 
 def same_rope(ours: Mapping[str, Any], theirs: Mapping[str, Any], width: int) -> bool:
     """Whether two `rope_parameters` turn keys of `width` channels alike."""
-    (turns, scaling), (others, factor) = rope_numbers(ours, width), rope_numbers(theirs, width)
+    (turns, scaling), (others, factor) = compute_rope(ours, width), compute_rope(theirs, width)
     same = len(turns) == len(others) and math.isclose(scaling, factor, rel_tol=ROUNDING)
     return same and np.allclose(turns, others, rtol=ROUNDING, atol=0)
 
@@ -149,18 +150,18 @@ def _read(path: str, _: int) -> Metadata:
         k[len(begin) :]: v.contents() for k, v in reader.fields.items() if k.startswith(begin)
     }
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    vectors = {key: one for key, one in tensors.items() if len(one.shape) == 1}
+    vectors = {key: tensor for key, tensor in tensors.items() if len(tensor.shape) == 1}
     return Metadata(
         path=path,
         architecture=name,
         fields=fields,
         vectors={key: np.array(dequantize(v.data, v.tensor_type)) for key, v in vectors.items()},
         vocabulary=int(tensors["token_embd.weight"].shape[1]) if tensors else 0,
-        weights=sum(int(one.n_elements) for key, one in tensors.items() if key != DIVISOR),
+        weights=sum(int(t.n_elements) for key, t in tensors.items() if key != DIVISOR),
     )
 
 
-def take_over(config: PreTrainedConfig, path: str) -> None:
+def complete_config(config: PreTrainedConfig, path: str) -> None:
     """Put into `config` what transformers' reader left out of a file; ModelError for what it does
     not compute, and an architecture that is not `KNOWN`.
     """
@@ -189,12 +190,12 @@ def take_over(config: PreTrainedConfig, path: str) -> None:
     config.rope_parameters = file.rope
 
 
-def check_held(model: PreTrainedModel, path: str) -> None:
+def check_weight_count(model: PreTrainedModel, path: str) -> None:
     """Raise ModelError unless `model` holds as many weights as its file."""
-    there = read_metadata(path, ModelError).weights
+    total = read_metadata(path, ModelError).weights
     held = sum({part.data_ptr(): part.numel() for part in model.state_dict().values()}.values())
-    if held != there:
+    if held != total:
         raise ModelError(
-            f"{path} holds {there:,} weights, of which transformers' {type(model).__name__} takes "
+            f"{path} holds {total:,} weights, of which transformers' {type(model).__name__} takes "
             f"{held:,}: name the folder that this file was converted from"
         )

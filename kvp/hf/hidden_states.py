@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvp.hf.model_access import states_watched
+from kvp.hf.model_access import watch_states
 
 _BLOCK = 4096  # tokens converted to float32 at a time
 
@@ -68,7 +68,7 @@ class HiddenRecorder:
 
     def recording(self, model: PreTrainedModel) -> AbstractContextManager[None]:
         """Record this thread's forward passes inside; ModelError as `attention_modules`."""
-        return states_watched(model, self._add)
+        return watch_states(model, self._add)
 
     @property
     def record(self) -> HiddenRecord:

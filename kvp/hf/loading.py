@@ -66,11 +66,11 @@ def load_model(
     model, report = _load(_load_quietly, name, "model weights", source, options)
     check_weights(model, name, missing=report["missing_keys"])
     if "gguf_file" in options:  # the weights are dequantised: an ordinary model, which can be saved
-        from kvp.hf.gguf_files import check_held
+        from kvp.hf.gguf_files import check_weight_count
 
         vars(model.config).pop("quantization_config", None)
         vars(model).pop("hf_quantizer", None)
-        check_held(model, name)
+        check_weight_count(model, name)
     model.requires_grad_(False).train(False)
     model.to(target)  # type: ignore[arg-type]
     check_model(model)
@@ -125,10 +125,10 @@ def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:
         phase(f"looking for {name} in the local hub cache, then online")
     config: PreTrainedConfig = _load(AutoConfig.from_pretrained, name, "model", source, options)
     if "gguf_file" in options:
-        from kvp.hf.gguf_files import take_over
+        from kvp.hf.gguf_files import complete_config
 
         with raising_as(name, ModelError, "cannot be taken over"):
-            take_over(config, name)
+            complete_config(config, name)
     check_config(config)
     geometry_of(config)
     return config

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kvp.errors import ModelError
-from kvp.hf.attention import query_unit
+from kvp.hf.attention import query_scale
 from kvp.hf.model_config import evicted_layers, geometry_of
 
 _OUTSIDE = ("is_prompt_learning", "alora_invocation_tokens", "XLORA", "POLY", "SHADOW")
@@ -65,9 +65,7 @@ def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
 
 
 @contextmanager
-def states_watched(
-    model: PreTrainedModel, receive: Callable[[int, Tensor], None]
-) -> Iterator[None]:
+def watch_states(model: PreTrainedModel, receive: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Call `receive(layer, states)` with the states [B, T, W] that enter each layer's attention.
 
     Only for forward passes of this thread inside the block. ModelError as `attention_modules`.
@@ -115,7 +113,7 @@ def _queries(attention: nn.Module, heads: int, width: int, hidden: Tensor) -> Te
         queries = norm(queries)
     elif norm is not None:
         queries = norm(projected).view(queries.shape)
-    unit = query_unit(width, getattr(attention, "scaling", None))
+    unit = query_scale(width, getattr(attention, "scaling", None))
     return unit * queries.float().transpose(1, 2)  # [B, Q, S, D]
 
 

@@ -10,10 +10,10 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kvp.errors import ModelError, UsageError, first_line
-from kvp.hf.attention import ForeignAttentionError, kvp_attention_set
+from kvp.hf.attention import ForeignAttentionError, use_kvp_attention
 from kvp.hf.cache import EvictingCache
 from kvp.hf.model_config import check_config, geometry_of, layer_kinds
-from kvp.hf.rotary import rope_kept
+from kvp.hf.rotary import restore_rope
 
 _NOISE = 0.1
 """Relative difference of logits that is no rounding, in any dtype."""
@@ -58,7 +58,7 @@ def check_model(model: PreTrainedModel) -> None:
         return
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     cache = EvictingCache.of(model.config)
-    with torch.no_grad(), kvp_attention_set(model), rope_kept(model):
+    with torch.no_grad(), use_kvp_attention(model), restore_rope(model):
         try:
             # Not through __call__: hooks of the caller, and compiled code, stay out of this.
             model.forward(input_ids=token, past_key_values=cache, use_cache=True)

@@ -15,7 +15,7 @@ from kvp.artifacts.files import digest_json
 from kvp.artifacts.manifest import recorded_name
 from kvp.errors import ModelError
 from kvp.hf.model_config import geometry_of
-from kvp.hf.rotary import rope_kept, rotary_of
+from kvp.hf.rotary import restore_rope, rotary_of
 from kvp.names import NANO
 from kvp.own_packages import warn_caller
 from kvp.scoring import Scorer, label_of
@@ -53,7 +53,7 @@ def _few(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bytes:
 
 
 @torch.no_grad()
-def made_by(model: PreTrainedModel) -> dict[str, Any]:
+def describe_model(model: PreTrainedModel) -> dict[str, Any]:
     """What keys and values depend on, JSON: name, dtype, digests of weights and of buffers.
 
     `frequencies` are scaling and frequencies of RoPE for short inputs.
@@ -66,12 +66,12 @@ def made_by(model: PreTrainedModel) -> dict[str, Any]:
     }
     known: dict[str, Any] = {"weights": weights_digest(model), "buffers": digest_json(buffers)}
     if rotary is not None:
-        with rope_kept(model), suppress(ModelError):
+        with restore_rope(model), suppress(ModelError):
             rotary.cosine_and_sine(torch.tensor([[0]], device=model.device))
             rope = rotary.read_rope()
             known["frequencies"] = [rope.scaling, *rope.frequencies.tolist()]
     dtype = str(model.dtype).removeprefix("torch.")
-    return {"id": name_of(model) or type(model).__name__, "dtype": dtype, **known}
+    return {"id": model_name(model) or type(model).__name__, "dtype": dtype, **known}
 
 
 _ADAPTER = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
@@ -101,11 +101,11 @@ def warn_of_another_model(model: PreTrainedModel, scorer: Scorer) -> None:
     metadata, geometry = getattr(scorer, "metadata", None), geometry_of(model.config)
     trained_on = metadata.get("model") if isinstance(metadata, Mapping) else None
     refused = getattr(scorer, "geometry", geometry) != geometry  # it says so when it scores
-    if not refused and (name := another_model(model, trained_on)) is not None:
+    if not refused and (name := describe_mismatch(model, trained_on)) is not None:
         warn_caller(f"policy {label_of(scorer)} was trained on {name}: its scores mean little here")
 
 
-def another_model(model: PreTrainedModel, recorded: object) -> str | None:
+def describe_mismatch(model: PreTrainedModel, recorded: object) -> str | None:
     """What `recorded`, a `model_identity`, and `model` are called where they are two models.
 
     They count as two models where both name and weights differ; a copy under another path, or the
@@ -115,7 +115,7 @@ def another_model(model: PreTrainedModel, recorded: object) -> str | None:
     """
     if not isinstance(recorded, Mapping) or not recorded.get("weights"):
         return None
-    name, theirs = name_of(model), recorded.get("id")
+    name, theirs = model_name(model), recorded.get("id")
     if name and name == recorded.get("base_model"):
         return None
     bundled = name == NANO and model.dtype != torch.float16  # which does not hold all its weights
@@ -127,7 +127,7 @@ def another_model(model: PreTrainedModel, recorded: object) -> str | None:
     return f"{theirs}, this model is {ours}"
 
 
-def name_of(model: PreTrainedModel) -> str:
+def model_name(model: PreTrainedModel) -> str:
     """The name `load_model` knows a model by, as far as the config tells."""
     from kvp import nano
 

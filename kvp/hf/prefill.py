@@ -23,9 +23,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.errors import UsageError
-from kvp.hf.attention import QueryRecorder, kvp_attention_set
+from kvp.hf.attention import QueryRecorder, use_kvp_attention
 from kvp.hf.cache import EvictingCache
-from kvp.hf.cache_layers import UntouchedLayer, copy_layers, without_padding
+from kvp.hf.cache_layers import UntouchedLayer, copy_layers, copy_without_padding
 from kvp.hf.calls import refuse_inside_block
 from kvp.hf.decoding import next_logits
 from kvp.hf.hidden_states import HiddenRecord, HiddenRecorder
@@ -169,18 +169,19 @@ def observe(
     cache.recorder = QueryRecorder(queries) if queries else None
     states = HiddenRecorder(hidden_after, every=every_state) if hidden_after else None
     try:
-        with kvp_attention_set(model), nullcontext() if states is None else states.recording(model):
+        with use_kvp_attention(model), nullcontext() if states is None else states.recording(model):
             split = input_ids.shape[1] - fed_again if cache.untouched and fed_again else 0
             for part in (input_ids[:, :split], input_ids[:, split:]) if split else (input_ids,):
-                kept = copy_layers(cache.untouched)
-                position = cache.get_seq_length()
-                next_logits(model, part, cache, position, keep=1)
+                before = copy_layers(cache.untouched)
+                next_logits(model, part, cache, cache.get_seq_length(), keep=1)
             after = copy_layers(cache.untouched)
-        seen = Prefill.of(cache, states)
+        observed = Prefill.of(cache, states)
     finally:
         cache.recorder = None
-    seen = replace(seen, untouched=after, untouched_before_fed_again=kept if split else after)
-    return replace(seen, fed_again=fed_again)
+    before = before if split else after
+    return replace(
+        observed, untouched=after, untouched_before_fed_again=before, fed_again=fed_again
+    )
 
 
 def prefill(
@@ -199,7 +200,7 @@ def prefill(
     """
     all_needs = (needs,) if isinstance(needs, Needs) else tuple(needs)
     windows = [need.queries for need in all_needs]
-    seen = observe(
+    observed = observe(
         model,
         input_ids,
         queries=ALL_QUERIES if ALL_QUERIES in windows else max(windows, default=0),
@@ -207,7 +208,7 @@ def prefill(
         every_state=any(need.every_state for need in all_needs),
         fed_again=fed_again,
     )
-    return seen.with_inputs(model, input_ids, tokenizer)
+    return observed.with_inputs(model, input_ids, tokenizer)
 
 
 def recorded_hidden(needs: Iterable[Needs]) -> tuple[int, ...]:
@@ -216,7 +217,7 @@ def recorded_hidden(needs: Iterable[Needs]) -> tuple[int, ...]:
 
 
 def split_batch(
-    seen: Prefill, padding: Sequence[int], model: PreTrainedModel, input_ids: Tensor,
+    whole: Prefill, padding: Sequence[int], model: PreTrainedModel, input_ids: Tensor,
     tokenizer: PreTrainedTokenizerBase | None = None, *, one_by_one: bool = False,
 ) -> list[tuple[slice, Prefill]]:  # fmt: skip
     """Split a prefilled batch into parts of the batch without padding, each with its inputs.
@@ -228,14 +229,14 @@ def split_batch(
     size = max(len(padding), 1) if together else 1
     parts = []
     for start in range(0, len(padding), size):
-        batch, pad = slice(start, start + size), padding[start]
+        batch, pad, untouched = slice(start, start + size), padding[start], whole.untouched
         part = replace(
-            seen,
-            keys=tuple(keys[batch, :, pad:] for keys in seen.keys),
-            values=tuple(values[batch, :, pad:] for values in seen.values),
-            queries=tuple(queries[batch] for queries in seen.queries),
-            hidden=None if seen.hidden is None else seen.hidden.batch(batch, pad),
-            untouched=seen.untouched if together else without_padding(seen.untouched, start, pad),
+            whole,
+            keys=tuple(keys[batch, :, pad:] for keys in whole.keys),
+            values=tuple(values[batch, :, pad:] for values in whole.values),
+            queries=tuple(queries[batch] for queries in whole.queries),
+            hidden=None if whole.hidden is None else whole.hidden.batch(batch, pad),
+            untouched=untouched if together else copy_without_padding(untouched, start, pad),
         )
         parts.append((batch, part.with_inputs(model, input_ids[batch, pad:], tokenizer)))
     return parts

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kvp.errors import ModelError
-from kvp.hf.attention import QueryRecorder, kvp_attention_set
+from kvp.hf.attention import QueryRecorder, use_kvp_attention
 from kvp.hf.cache import EvictingCache
-from kvp.hf.model_access import attention_modules, query_projection, states_watched
+from kvp.hf.model_access import attention_modules, query_projection, watch_states
 from kvp.hf.model_config import evicted_layers, layer_kinds
 from kvp.rope import Rope
 
@@ -39,7 +39,7 @@ def rope_of(model: PreTrainedModel, tokens: int) -> Rope:
         )
     attention_modules(model)  # refuse before the model runs
     last = torch.tensor([[0, max(tokens - 1, 0)]], device=next(model.parameters()).device)
-    with rope_kept(model):
+    with restore_rope(model):
         rotary.cosine_and_sine(last)
         rope = rotary.read_rope()
     if model not in _ROTATES_QUERIES:
@@ -57,7 +57,7 @@ def known_frequencies(model: PreTrainedModel, tokens: int) -> list[float] | None
 
 
 @contextmanager
-def rope_kept(model: PreTrainedModel) -> Iterator[None]:
+def restore_rope(model: PreTrainedModel) -> Iterator[None]:
     """Give the rotary embedding back what a forward pass inside the block changes in it.
 
     Frequencies that depend on the length stay, in transformers, at those of the longest input.
@@ -123,7 +123,7 @@ def _check_queries(model: PreTrainedModel, rotary: Rotary) -> None:
     cache = EvictingCache.of(model.config)
     recorder = cache.recorder = QueryRecorder()
     ids = torch.arange(8, device=next(model.parameters()).device)[None] % 2
-    with kvp_attention_set(model), rope_kept(model), states_watched(model, states.__setitem__):
+    with use_kvp_attention(model), restore_rope(model), watch_states(model, states.__setitem__):
         model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
         cosine, sine = rotary.cosine_and_sine(torch.arange(8, device=ids.device)[None])
         rope = rotary.read_rope()

@@ -59,19 +59,19 @@ class EvictionRule:
 
 
 def shrink(
-    model: PreTrainedModel, seen: Prefill, rule: EvictionRule, *,
+    model: PreTrainedModel, prefill: Prefill, rule: EvictionRule, *,
     padding: Sequence[int], input_ids: Tensor, budgets: Sequence[int],
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:  # fmt: skip
-    """Shrink `seen.cache` in place; a cache of which everything stays is left as it is.
+    """Shrink `prefill.cache` in place; a cache of which everything stays is left as it is.
 
     `padding` are the columns of left padding of each prompt; `input_ids` [B, T] int64 include them.
     `budgets` are tokens per KV head of each prompt. Raises UsageError when an allocator returns
     counts that cannot be kept, and as `ScorerInputs.for_needs`.
     """
-    cache, scorer = seen.cache, rule.scorer
+    cache, scorer = prefill.cache, rule.scorer
     columns = cache.get_seq_length()
-    lengths = [columns - seen.fed_again - pad for pad in padding]
+    lengths = [columns - prefill.fed_again - pad for pad in padding]
     budgets = [min(budget, length) for budget, length in zip(budgets, lengths, strict=True)]
     least, protected = min(budgets, default=0), rule.protection.tokens
     if least < max(lengths, default=0) and 2 * protected >= least:
@@ -82,7 +82,7 @@ def shrink(
     if rule.allocator is None and budgets == [columns - pad for pad in padding]:
         return
     parts = split_batch(
-        seen, padding, model, input_ids, tokenizer, one_by_one=scorer.needs.text > 0
+        prefill, padding, model, input_ids, tokenizer, one_by_one=scorer.needs.text > 0
     )
     kept: list[Tensor] = []  # per prompt [L, H, S], counted with padding
     for batch, part in parts:
@@ -99,8 +99,8 @@ def shrink(
     with cache.changing():
         for number, (index, layer) in enumerate(cache.stored.items()):
             indices = _stack_prompts([tokens[number] for tokens in kept])
-            cache.layers[index] = layer.gather(indices, seen.fed_again)
-        for index, untouched in seen.untouched_before_fed_again.items():
+            cache.layers[index] = layer.gather(indices, prefill.fed_again)
+        for index, untouched in prefill.untouched_before_fed_again.items():
             cache.layers[index] = untouched
 
 
@@ -135,8 +135,8 @@ def score_and_select(
             if budget not in budgets:
                 continue
             if protection not in selections:
-                selections[protection] = [Selection(one, protection, sizes) for one in prompts]
-            yield number, [one.tokens(budget, allocator) for one in selections[protection]]
+                selections[protection] = [Selection(p, protection, sizes) for p in prompts]
+            yield number, [s.tokens(budget, allocator) for s in selections[protection]]
 
 
 def all_tokens(prefill: Prefill) -> Tensor:

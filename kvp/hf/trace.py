@@ -109,24 +109,24 @@ def _trace_sequence(
     labels: dict[str, Tensor] = {}
     if recorded.labels:  # from passes over the prompt's cache in which the model repeats it
         prompt, reply = ids[:, : record.prompt_length], ids[:, record.prompt_length :]
-        seen = prefill(model, prompt, Needs(queries=ALL_QUERIES), tokenizer=tokenizer)
-        assert seen.inputs is not None
+        parts = [prefill(model, prompt, Needs(queries=ALL_QUERIES), tokenizer=tokenizer)]
+        inputs, cache = parts[0].inputs, parts[0].cache
+        assert inputs is not None
         for name in recorded.labels:
-            labels[name] = _on_cpu(seen.inputs.reconstruction(LABEL_PASSES[name])).float()
-        parts = [seen]
+            labels[name] = _on_cpu(inputs.reconstruction(LABEL_PASSES[name])).float()
         if reply.shape[1]:
-            parts.append(observe(model, reply, cache=seen.cache, queries=ALL_QUERIES))
+            parts.append(observe(model, reply, cache=cache, queries=ALL_QUERIES))
     else:
         parts = [observe(model, ids, queries=ALL_QUERIES)]
-    seen = parts[-1]  # its cache holds the keys and values of every part
-    heads = seen.keys[0].shape[1]
+    last = parts[-1]  # its cache holds the keys and values of every part
+    heads = last.keys[0].shape[1]
     queries = torch.cat([_on_cpu(part.queries) for part in parts], dim=2)  # [L, Q, T, D]
     queries = queries.view(len(queries), heads, -1, *queries.shape[2:])
     return Trace(
         record=record,
         queries=queries,
-        keys=_on_cpu(seen.keys),
-        values=_on_cpu(seen.values),
+        keys=_on_cpu(last.keys),
+        values=_on_cpu(last.values),
         labels=labels,
     )
 

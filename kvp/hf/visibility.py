@@ -6,7 +6,7 @@ changes none of them. So there is no mask of what was evicted, and one of paddin
 
 - *Padding* has no position: its slot is `EMPTY`, which no query sees. Before a prompt it may stand
   on the left alone (`count_left_padding`).
-- *Positions* come from the model; one that passes none gets the tokens counted (`count_on`).
+- *Positions* come from the model; where it passes none, tokens are counted (`continue_positions`).
 - *Sliding windows and chunks.* Layers that have one keep the cache, and the mask, that transformers
   gives them (`kvp.hf.model_config`); a prompt that is taken out of a padded batch takes its share
   along (`cut_padding`). Where all layers have the same window, text may not outgrow it
@@ -56,7 +56,7 @@ def check_mask(mask: Tensor, tokens: int, seen: int, evicted: bool) -> None:
         raise UsageError(f"attention_mask must be 2-D, one column for each of {seen} tokens seen")
 
 
-def count_on(newest: Tensor | None, real: Tensor) -> Tensor:
+def continue_positions(newest: Tensor | None, real: Tensor) -> Tensor:
     """Positions [B, T] of tokens after those at `newest` [B]; `real` [B, T] are no padding."""
     before = -1 if newest is None else newest[:, None]
     return (before + real.long().cumsum(dim=1)).clamp_min(0)

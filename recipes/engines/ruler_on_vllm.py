@@ -36,7 +36,7 @@ from kvp.contexts import Context, kept_rows, whole_blocks
 from kvp.data.encode import Encoded, encode
 from kvp.data.task import TaskSettings
 from kvp.data.tasks import build_samples, find_task
-from kvp.hf.attention import kvp_attention_set
+from kvp.hf.attention import use_kvp_attention
 from kvp.hf.contexts import context_of, load_context
 from kvp.hf.prefill import prefill
 from kvp.hf.shrink import Choice, gather, score_and_select
@@ -106,7 +106,7 @@ class Both:
         choices = [
             Choice(kept, protection, whole_blocks(allocator, kept, len(ids))) for kept in counts
         ]
-        with kvp_attention_set(self.model):
+        with use_kvp_attention(self.model):
             seen = prefill(self.model, feed, scorer.needs, tokenizer=self.tokenizer)
         made = {}
         for number, kept in score_and_select(seen, scorer, choices):

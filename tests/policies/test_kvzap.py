@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from eval.methods import build_methods, file_digests
 from kvp.errors import KvpError
 from kvp.hf import evicting, load_model, prefill_and_evict
-from kvp.hf.model_access import states_watched
+from kvp.hf.model_access import watch_states
 from kvp.hf.prefill import prefill
 from kvp.ranking import UNPROTECTED
 from kvp.scoring import Scorer, score_layers
@@ -73,7 +73,7 @@ def test_scores_are_the_networks_of_the_states_that_enter_attention(write, hidde
     model, _ = load_model("nano")
     ids = torch.randint(300, 8000, (2, 30), generator=torch.Generator().manual_seed(1))
     entered = {}
-    with torch.no_grad(), states_watched(model, entered.__setitem__):
+    with torch.no_grad(), watch_states(model, entered.__setitem__):
         model(ids)
     seen = prefill(model, ids, scorer.needs, fed_again=1)
     scores = score_layers(scorer, seen.views(scorer.needs, 10))

@@ -16,7 +16,7 @@ from transformers import DynamicCache, GenerationConfig, pipeline
 from kvp import nano
 from kvp.errors import ModelError, UsageError
 from kvp.hf import evicting, observe, prefill_and_evict
-from kvp.hf.model_identity import another_model, weights_digest
+from kvp.hf.model_identity import describe_mismatch, weights_digest
 from kvp.scoring import Needs
 from policies import make_scorer
 
@@ -146,12 +146,12 @@ def test_a_budget_for_mostly_protected_tokens_warns(qwen, prompt, fixed, generat
 def test_other_weights_of_the_bundled_model_are_another_model(qwen):
     recorded = {"id": "nano", "weights": "another"}
     qwen.config.name_or_path = "mine/qwen"
-    assert another_model(qwen, {**recorded, "id": "mine/qwen"}) is None  # another dtype, say
+    assert describe_mismatch(qwen, {**recorded, "id": "mine/qwen"}) is None  # another dtype, say
     qwen.config.name_or_path = str(nano.path())
-    assert another_model(qwen, recorded) == "nano, this model is nano with other weights"
-    assert another_model(qwen, {**recorded, "weights": weights_digest(qwen)}) is None
-    assert another_model(copy.deepcopy(qwen).half(), recorded) is None
-    assert another_model(qwen, {"id": "nano"}) is None
+    assert describe_mismatch(qwen, recorded) == "nano, this model is nano with other weights"
+    assert describe_mismatch(qwen, {**recorded, "weights": weights_digest(qwen)}) is None
+    assert describe_mismatch(copy.deepcopy(qwen).half(), recorded) is None
+    assert describe_mismatch(qwen, {"id": "nano"}) is None
 
 
 TEXT = "the cat sat on the mat and then the dog ran away"

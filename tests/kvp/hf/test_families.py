@@ -14,7 +14,7 @@ from transformers import DynamicCache
 from kvp import prefill_and_evict
 from kvp.errors import ModelError, UsageError
 from kvp.hf import EvictingCache, geometry_of, observe
-from kvp.hf.attention import kvp_attention_set
+from kvp.hf.attention import use_kvp_attention
 from kvp.hf.model_access import attention_modules
 from kvp.hf.model_checks import check_model
 from kvp.hf.model_config import attention_window, layer_kinds
@@ -180,7 +180,7 @@ def drop_errors(model, ids, masked_logits):
     """
     geometry = geometry_of(model.config)
     errors = []
-    with kvp_attention_set(model):
+    with use_kvp_attention(model):
         seen = observe(model, ids[:, :CACHED])
         for ragged in (False, True):
             kept = drawn(geometry, ragged=ragged)

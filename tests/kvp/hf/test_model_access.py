@@ -8,8 +8,8 @@ from kvp.errors import ModelError
 from kvp.hf import geometry_of, observe
 from kvp.hf.model_access import known_output_gram, projected_norms, query_projection
 from kvp.hf.model_checks import check_model
-from kvp.hf.model_identity import made_by, weights_digest
-from kvp.hf.rotary import known_frequencies, rope_kept, rope_of
+from kvp.hf.model_identity import describe_model, weights_digest
+from kvp.hf.rotary import known_frequencies, restore_rope, rope_of
 from kvp.model_fingerprint import same_buffers
 
 ROPES = {
@@ -91,7 +91,7 @@ def test_a_longer_pass_leaves_the_frequencies_alone(roped, prompt):
     model = roped("dynamic")
     before = model(prompt(40)).logits
     frequencies = model.model.rotary_emb.inv_freq.clone()
-    with rope_kept(model):
+    with restore_rope(model):
         model(prompt(90))
         assert not torch.equal(model.model.rotary_emb.inv_freq, frequencies)
     assert torch.equal(model.model.rotary_emb.inv_freq, frequencies)
@@ -116,18 +116,18 @@ def test_inference_mode_leaves_no_inference_tensor_in_the_model(roped, prompt, k
 def test_what_no_checkpoint_holds_is_part_of_a_model(kind, roped, prompt):
     """RoPE as it computes; what a longer input leaves in it is no other model."""
     model = roped(kind)
-    made = made_by(model)
+    made = describe_model(model)
     model(prompt(60))
-    assert same_buffers(made, made_by(model))
+    assert same_buffers(made, describe_model(model))
     for change in (
         lambda rope: [part.mul_(0.5) for part in (rope.inv_freq, rope.original_inv_freq)],
         lambda rope: setattr(rope, "attention_scaling", 2 * rope.attention_scaling),
         lambda rope: rope.register_buffer("scale", torch.ones(1), persistent=False),
     ):
         other = roped(kind)
-        assert same_buffers(made, made_by(other))
+        assert same_buffers(made, describe_model(other))
         change(other.model.rotary_emb)
-        assert not same_buffers(made, made_by(other))
+        assert not same_buffers(made, describe_model(other))
 
 
 def test_queries_that_are_not_projected_and_rotated_are_refused(build):
