@@ -144,7 +144,7 @@ def _collected(
         max_tokens=config.max_tokens, sequences=config.sequences,
     )  # fmt: skip
     recorded = RecordingSettings(continuation="model", max_new_tokens=args.max_new_tokens)
-    made = collect_all(model, tokenizer, enumerate(samples), recorded, rows=batch_size)
+    made = collect_all(model, tokenizer, enumerate(samples), recorded, batch_size=batch_size)
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder, "store")
         with TraceWriter.create_or_resume(store, plan, {"identity": {}}) as writer:

@@ -146,7 +146,7 @@ def _collect(config: CollectConfig, prompts: CollectionPlan) -> None:
     recorded = RecordingSettings(
         continuation=config.answers, max_new_tokens=config.max_new_tokens, labels=config.label_list
     )
-    rows = config.batch_size or default_batch_size(
+    batch_size = config.batch_size or default_batch_size(
         model.config, dtype=config.dtype, max_tokens=config.max_tokens
     )
     store_plan = StorePlan(
@@ -178,4 +178,5 @@ def _collect(config: CollectConfig, prompts: CollectionPlan) -> None:
                 progress.advance(note=f"{rate:.0f} tokens/s")
 
             samples = ((index, prompts[index]) for index in indices)
-            writer.write_all(collect_all(model, tokenizer, samples, recorded, rows=rows), log_speed)
+            traces = collect_all(model, tokenizer, samples, recorded, batch_size=batch_size)
+            writer.write_all(traces, log_speed)

@@ -119,12 +119,12 @@ class EvictingCache(Cache):
         fork.batch_repeat_interleave(n)  # entries that are chosen are copies
         return fork
 
-    def check_rows(self, rows: int) -> None:
-        """Raise UsageError unless a pass over `rows` rows may begin, and as `refuse_unfinished`."""
+    def check_batch(self, batch: int) -> None:
+        """Raise UsageError unless a pass over `batch` entries may begin; as `refuse_unfinished`."""
         self.refuse_unfinished()
-        if self.batch not in (rows, 0):
+        if self.batch not in (batch, 0):
             raise UsageError(
-                f"the prompt has {rows} rows (num_return_sequences and num_beams count), "
+                f"the prompt has {batch} rows (num_return_sequences and num_beams count), "
                 f"past_key_values has {self.batch}: cache.fork(n) gives n rows for each"
             )
 
@@ -141,34 +141,34 @@ class EvictingCache(Cache):
 
         It is ids [B, T], with a `mask` [B, T] or none, before it is repeated for beams.
         """
-        seen, (rows, tokens), held = self.get_seq_length(), fed.shape, self.ids
-        if self.batch % rows:
-            return  # refused by `check_rows`
+        seen, (batch, tokens), held = self.get_seq_length(), fed.shape, self.ids
+        if self.batch % batch:
+            return  # refused by `check_batch`
         masked = mask is None or mask.shape == fed.shape
         if masked and held is not None and held.shape[1] == seen < tokens:
             read = fed.long() if mask is None else fed.long().masked_fill(mask == 0, PADDING)
-            begin = read[:, :seen].repeat_interleave(self.batch // rows, dim=0).to(held.device)
+            begin = read[:, :seen].repeat_interleave(self.batch // batch, dim=0).to(held.device)
             if bool(((begin == held) | (held == PADDING) & (mask is None)).all()):
                 return
         raise UsageError(
             f"past_key_values has seen {seen} tokens, and this prompt of {tokens} is not known to "
             "begin with them and go on: pass all tokens, those first, or the new ones alone as "
-            f"input_ids, with an attention_mask for all, as torch.ones({rows}, {seen + tokens})"
+            f"input_ids, with an attention_mask for all, as torch.ones({batch}, {seen + tokens})"
         )
 
-    def mark_tokens(self, mask: Tensor | None, rows: int, tokens: int) -> Tensor:
+    def mark_tokens(self, mask: Tensor | None, batch: int, tokens: int) -> Tensor:
         """True for tokens, False for padding, of N columns seen and T fed next: [B, N + T] bool.
 
         `mask` is of the T columns or of all; with None the T are all tokens. Raises UsageError
         where it has another shape, or shows the columns seen otherwise than they were read.
         """
         seen, held = self.get_seq_length(), self.ids
-        alone, every = (rows, tokens), (rows, seen + tokens)
+        alone, every = (batch, tokens), (batch, seen + tokens)
         real: Any = torch.ones(alone) if mask is None else mask
         shape = tuple(getattr(real, "shape", ()))
         if shape in (alone, every):
             real = real.bool()
-            before = first = real.new_ones(rows, seen)
+            before = first = real.new_ones(batch, seen)
             if known := held is not None and held.shape[1] == seen:
                 before = first = (held != PADDING).to(real.device)
             if shape == every:
@@ -216,7 +216,7 @@ class EvictingCache(Cache):
         top = next(layer for layer in self.layers if isinstance(layer, EvictingLayer))
         layer, first = self.layers[layer_idx], self.layers.index(top)
         if layer_idx <= first:  # the first layer of a pass
-            self.check_rows(len(key_states))
+            self.check_batch(len(key_states))
         if not isinstance(layer, EvictingLayer):
             return super().update(key_states, value_states, layer_idx)
         layer.is_first = layer_idx == first

@@ -376,9 +376,9 @@ def gather_layer(
     """
     batch, heads, tokens, _ = keys.shape
     indices = indices.to(keys.device)
-    rows = torch.arange(len(indices), device=keys.device)
+    entries = torch.arange(len(indices), device=keys.device)
     slot: tuple[Tensor, ...] = (  # indexes [R, H, S] of [batch, heads, tokens]
-        (rows if batch > 1 else torch.zeros_like(rows))[:, None, None],
+        (entries if batch > 1 else torch.zeros_like(entries))[:, None, None],
         torch.arange(heads, device=keys.device)[None, :, None],
         indices.clamp_min(0),
     )

@@ -90,7 +90,7 @@ def context_of(
 ) -> Context:  # fmt: skip
     """The context that `cache`, made by `model` from `token_ids`, holds for engines.
 
-    Raises UsageError where the cache has another number of tokens, several rows, or heads whose
+    Raises UsageError where the cache has another number of tokens, several entries, or heads whose
     different numbers of tokens are not multiples of `MULTIPLE`; ContextError where keys or values
     are not finite; ModelError as `check_context_model` and for soft prompts.
     """
@@ -102,9 +102,9 @@ def context_of(
     layers = [*cache.stored.values()]
     if any(layer.batch != 1 for layer in layers):
         raise UsageError("a context is of one row: compress one at a time")
-    rows = [(*layer.slots, layer.positions < EMPTY) for layer in layers]
+    stored = [(*layer.slots, layer.positions < EMPTY) for layer in layers]
     return pack_context(
-        [[part[0] for part in layer] for layer in rows],
+        [[part[0] for part in layer] for layer in stored],
         torch.tensor(list(token_ids), dtype=torch.int64), rope_of(inner, seen),
         **_facts_of(inner), tokenizer=tokenizer_digest(tokenizer),
         policy=recorded_name(policy), budget=budget,

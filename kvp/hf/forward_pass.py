@@ -64,7 +64,7 @@ def prepare_pass(
     that `evicting` refuses.
     """
     input_ids = kwargs["input_ids"]
-    rows, tokens = batch_shape(input_ids)
+    batch, tokens = batch_shape(input_ids)
     if _option(model.config, kwargs, "output_attentions"):
         raise UsageError(
             "inside evicting(...) no attention weights exist: pass output_attentions=False"
@@ -74,9 +74,9 @@ def prepare_pass(
         raise UsageError("evicting needs a prompt of at least one token, this one is empty")
     if tokens > 1 or model.training:
         check_mode(model)
-    cache.check_rows(rows)
+    cache.check_batch(batch)
     seen = cache.get_seq_length()
-    real = cache.mark_tokens(kwargs.get("attention_mask"), rows, tokens).to(input_ids.device)
+    real = cache.mark_tokens(kwargs.get("attention_mask"), batch, tokens).to(input_ids.device)
     _set_mask_and_positions(kwargs, parameters, real, seen)
     kwargs |= {"past_key_values": cache, "use_cache": True}
     if seen and real.shape[1] == call.prompt_end and not bool(real[:, -1].all()):
@@ -88,7 +88,7 @@ def prepare_pass(
 
 
 def batch_shape(input_ids: Tensor) -> tuple[int, int]:
-    """Rows and tokens of ids [B, T]; UsageError for another number of axes."""
+    """Entries B and tokens T of ids [B, T]; UsageError for another number of axes."""
     if input_ids.ndim != 2:
         shape = tuple(input_ids.shape)
         raise UsageError(f"a prompt is [rows, tokens], not {shape}: pass ids[None]")
@@ -105,9 +105,9 @@ def count_prompt_end(config: PreTrainedConfig, arguments: dict[str, Any]) -> int
     prompt = inputs if ids is None else ids
     if prompt is None:  # transformers begins with a token of its own
         return 1
-    rows, tokens = batch_shape(prompt)
+    batch, tokens = batch_shape(prompt)
     if not isinstance(cache, Cache) or not cache.get_seq_length():
-        EvictingCache().mark_tokens(mask, rows, tokens)
+        EvictingCache().mark_tokens(mask, batch, tokens)
         return tokens
     cache = _adopt_cache(cache, config)
     end = int(cache.get_seq_length()) + tokens

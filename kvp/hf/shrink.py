@@ -277,7 +277,7 @@ def _select_slots(
     """Slots of one batch entry that stay: per layer [H, S] int64, `EMPTY_SLOT` after the last."""
     if rule.allocator is not None and hasattr(rule.allocator, "pooled"):
         positions = [layer.positions.cpu() for layer in layers]
-        if not all(torch.equal(rows, positions[0][:1].expand(len(rows), -1)) for rows in positions):
+        if not all(torch.equal(held, positions[0][:1].expand(len(held), -1)) for held in positions):
             raise UsageError(
                 f"allocator {rule.allocator.name} keeps the same tokens in every head, but the "
                 "heads of this cache hold different ones: shrink it from the start with "

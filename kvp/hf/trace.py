@@ -65,21 +65,21 @@ class RecordingSettings:
 
 def collect_all(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
-    samples: Iterable[tuple[int, Sample]], recorded: RecordingSettings, *, rows: int,
+    samples: Iterable[tuple[int, Sample]], recorded: RecordingSettings, *, batch_size: int,
 ) -> Iterator[Trace]:  # fmt: skip
     """Traces of samples, in their order; each sample comes with its index in the store.
 
-    Answers of the model are generated for `rows` prompts together, without their end token. One
-    pass of the sequence alone then records prompt and answer, so a trace depends on the batch by
-    rounding only: where two tokens are equally likely up to rounding, answers may differ. Models
+    Answers of the model are generated for `batch_size` prompts together, without their end token.
+    One pass of the sequence alone then records prompt and answer, so a trace depends on the batch
+    by rounding only: where two tokens are equally likely up to rounding, answers may differ. Models
     whose layers or RoPE depend on a batch's padding answer one prompt at a time.
 
     Raises UsageError when references are requested and a sample has none.
     """
     if untouched_layers(model.config) or rope_switch(model.config) is not None:
-        rows = 1
+        batch_size = 1
     source = iter(samples)
-    while batch := list(islice(source, rows)):
+    while batch := list(islice(source, batch_size)):
         prompts = [encode(sample, tokenizer) for _, sample in batch]
         limits = [min(recorded.max_new_tokens, sample.max_new_tokens) for _, sample in batch]
         if recorded.continuation == "reference":
@@ -161,9 +161,9 @@ def continuations(
         eos_token_id=list(ends) or None,
         pad_token_id=ends[0] if ends else 0,
     )
-    rows = [torch.tensor(prompt) for prompt in prompts]
-    real = [torch.ones_like(row) for row in rows]
-    ids, mask = (pad_sequence(each, batch_first=True, padding_side="left") for each in (rows, real))
+    tokens = [torch.tensor(prompt) for prompt in prompts]
+    real = [torch.ones_like(ids) for ids in tokens]
+    ids, mask = (pad_sequence(x, batch_first=True, padding_side="left") for x in (tokens, real))
     made = model.generate(  # type: ignore[operator]
         input_ids=ids.to(model.device),
         attention_mask=mask.to(model.device),

@@ -89,7 +89,7 @@ def check_keys_fit(config: PreTrainedConfig | None, before: int, latest: Tensor)
 
 
 def count_left_padding(real: Tensor) -> list[int]:
-    """Padding columns of each row of a prompt's first piece, [B, T] bool; UsageError otherwise."""
+    """Padding columns of each entry of a first piece, [B, T] bool; UsageError for other padding."""
     if not bool(real.any(dim=1).all()):
         raise UsageError(
             f"a prompt has none of its tokens among the first {real.shape[1]}: sort prompts by "
@@ -101,7 +101,7 @@ def count_left_padding(real: Tensor) -> list[int]:
 
 
 def cut_padding(layer: object, padding: int) -> None:
-    """Take `padding` columns on the left out of one row's layer with a sliding window, in place."""
+    """Take `padding` left columns out of one entry's layer with a sliding window, in place."""
     if isinstance(layer, DynamicSlidingWindowLayer) and padding:
         assert layer.keys is not None
         assert layer.values is not None

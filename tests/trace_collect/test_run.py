@@ -38,7 +38,7 @@ def test_a_store_holds_exactly_the_requested_samples(run, model_folder, tmp_path
     prompts = plan_prompts(config, tokenizer)
     recorded = RecordingSettings(continuation="model", max_new_tokens=4)
     samples = [(index, prompts[index]) for index in (0, 4)]
-    alone = list(collect_all(model, tokenizer, samples, recorded, rows=1))
+    alone = list(collect_all(model, tokenizer, samples, recorded, batch_size=1))
     assert len(alone) == 2
     for expected in alone:
         result = reader.trace(expected.record.index)

@@ -29,7 +29,7 @@ def trace_of(loaded, sample="ruler", **settings):
     """The trace of a sample, or of the first one of a source of data."""
     recorded = RecordingSettings(**{"continuation": "model", "max_new_tokens": 6, **settings})
     chosen = sample_of(loaded, sample) if isinstance(sample, str) else sample
-    (trace,) = collect_all(*loaded, [(0, chosen)], recorded, rows=1)
+    (trace,) = collect_all(*loaded, [(0, chosen)], recorded, batch_size=1)
     return trace
 
 
