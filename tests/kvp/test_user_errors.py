@@ -33,6 +33,8 @@ def test_own_code_is_named_and_that_of_kvp_keeps_its_error():
         (torch.full((1, 2, 3), torch.nan), "NaN or infinity"),
         (torch.zeros(1, 2, 6), r"\(1, 2, 6\), expected \(1, 2, 3\)"),
         (-torch.ones(1, 2, 3), "negative importance"),
+        (torch.zeros(1, 2, 3).long(), "torch.int64, expected a tensor of float32"),
+        (None, "NoneType, expected a tensor of float32"),
     ],
 )
 def test_labels_that_return_no_importance_are_refused(importance, said):
@@ -42,10 +44,13 @@ def test_labels_that_return_no_importance_are_refused(importance, said):
 
 
 def test_objectives_that_return_no_losses_are_refused():
-    scores, counted = [torch.zeros(2, 5)], torch.ones(1, 2, dtype=torch.bool)
+    scores = [torch.zeros(2, 5, requires_grad=True)]
+    counted = torch.ones(1, 2, dtype=torch.bool)
     batch = Batch(scores=scores, importances=scores, counted=counted, seeds=[0])
     total, losses, each = torch.zeros(()), torch.zeros(2), {"each": torch.ones(2)}
     with pytest.raises(UsageError, match=r"returned losses \(\), expected one for each head: 2"):
         compute_losses(lambda *_: (total, {}), batch, PRESETS["fourier"])
     with pytest.raises(UsageError, match="--objective listwise failed"):
         compute_losses(lambda *_: (losses, each), batch, PRESETS["fourier"])
+    with pytest.raises(UsageError, match="--objective listwise returned losses without a gradient"):
+        compute_losses(lambda *_: (losses, {}), batch, PRESETS["fourier"])

@@ -39,6 +39,10 @@ class Label:
     """Weight of queries that write none of the assistant's replies (`reply_windows`); those that
     write them have 1."""
 
+    def __post_init__(self) -> None:
+        if self.from_queries is None and self.stored is None:
+            raise UsageError("a Label needs from_queries=FUNCTION, stored=NAME or both")
+
     def importance_of(
         self, queries: Tensor, keys: Tensor, prefix_length: int, stop: int,
         replies: Sequence[tuple[int, int]] = (), *, name: str,
@@ -49,15 +53,18 @@ class Label:
         by `name`, where a user's own label fails or returns what is no importance.
         """
         assert self.from_queries is not None, "labels that are only stored come with the trace"
-        given = [queries, keys, prefix_length, stop]
+        arguments = [queries, keys, prefix_length, stop]
         if self.other_weight < 1:
             weights = torch.full(keys.shape[-2:-1], self.other_weight, device=keys.device)
             for first, last in reply_windows(replies, prefix_length, stop):
                 weights[first:last] = 1.0
-            given.append(weights)
+            arguments.append(weights)
         what = f"--label {name}"
         with user_errors(self.from_queries, what):
-            importance = self.from_queries(*given)
+            importance = self.from_queries(*arguments)
+        if not isinstance(importance, Tensor) or not importance.is_floating_point():
+            kind = getattr(importance, "dtype", type(importance).__name__)
+            raise UsageError(f"{what} returned {kind}, expected a tensor of float32")
         if (shape := (*keys.shape[:2], prefix_length)) != tuple(importance.shape):
             raise UsageError(f"{what} returned {tuple(importance.shape)}, expected {shape}")
         if not bool(importance.isfinite().all()):

@@ -81,6 +81,8 @@ def compute_losses(
         if losses.ndim != 1 or len(losses) != heads:
             shape = tuple(losses.shape)
             raise UsageError(f"{what} returned losses {shape}, expected one for each head: {heads}")
+        if not losses.requires_grad:
+            raise UsageError(f"{what} returned losses without a gradient: use batch.scores")
     return losses, logged
 
 

@@ -31,17 +31,11 @@ from kvp.hf.model_identity import model_identity, weights_digest
 
 
 @pytest.fixture
-def words(letters):
-    """A tokenizer that no model class of transformers builds: one token per letter or digit."""
-    return letters()
-
-
-@pytest.fixture
-def folder(build, words, tmp_path):
-    """A tiny Qwen2 with its tokenizer, saved as users have them."""
+def folder(build, letters, tmp_path):
+    """A tiny Qwen2 with a tokenizer that no model class builds, saved as users have them."""
     path = tmp_path / "tiny"
     build("qwen2").save_pretrained(path)
-    words.save_pretrained(path)
+    letters().save_pretrained(path)
     return path
 
 
@@ -54,7 +48,7 @@ def refusal(*args, **options):
     return str(caught.value)
 
 
-def test_a_folder_is_loaded_without_the_network(folder, words, monkeypatch, capfd):
+def test_a_folder_is_loaded_without_the_network(folder, letters, monkeypatch, capfd):
     stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 
@@ -69,8 +63,8 @@ def test_a_folder_is_loaded_without_the_network(folder, words, monkeypatch, capf
     assert not model.training
     assert not any(weight.requires_grad for weight in model.parameters())
     assert model.dtype == torch.bfloat16
-    assert tokenizer.encode("b2 z") == words.encode("b2 z")
-    assert words.tokenize("b2 z") == ["b", "2", " ", "z"]
+    assert tokenizer.encode("b2 z") == letters().encode("b2 z")
+    assert letters().tokenize("b2 z") == ["b", "2", " ", "z"]
     ids = torch.arange(1, 9)[None]
     assert stock.config._attn_implementation == "sdpa"
     assert torch.equal(model(ids).logits, stock(ids).logits)

@@ -33,12 +33,13 @@ def test_contexts_carry_the_importance_of_their_label(label, expected, store):
     source = ContextSource(reader, memory_bytes=10**7, label=label)
     context = source.context(CompressionPoint(sequence=1, prefix_length=60, stop=90))
     trace = reader.trace(1)
-    assert callable(expected)
     wanted = expected(trace.queries, trace.keys, 60, 90).flatten(0, 1)
     torch.testing.assert_close(context.importance, wanted)
 
 
 def test_what_is_no_label_is_refused():
+    with pytest.raises(UsageError, match="needs from_queries=FUNCTION, stored=NAME or both"):
+        Label()
     with pytest.raises(UsageError, match="is not a train"):
         load_label("json:dumps")
     with pytest.raises(UsageError, match="--label no"):
