@@ -10,6 +10,7 @@ padding columns).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -63,6 +64,7 @@ def check_inputs(model: PreTrainedModel, scorers: Iterable[Scorer]) -> None:
             raise ModelError(f"method {scorer.name}: {error}") from None
 
 
+@dataclass(eq=False, repr=False)
 class ScorerInputs:
     """Extras of one prompt: `for_needs` for scorers, `reconstruction` for labels.
 
@@ -71,37 +73,29 @@ class ScorerInputs:
     `reconstruction(Reconstruction())` for KVzip.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, token_ids: Tensor, keys: Sequence[Tensor],
-        values: Sequence[Tensor], *, hidden: HiddenRecord | None = None,
-        untouched: Mapping[int, UntouchedLayer] | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-    ) -> None:  # fmt: skip
-        """Hold on to a prefill; nothing is computed yet.
-
-        `token_ids` [B, N] int64 are the cached tokens, at positions 0..N-1 and without padding;
-        `keys` and `values` per layer [B, H, N, D], `hidden` what the prefill recorded, `untouched`
-        the caches of the layers that nothing is evicted from.
-        """
-        self._model = model
-        self._ids = token_ids
-        self._keys, self._values = keys, values
-        self._hidden = hidden
-        self._untouched = untouched
-        self._tokenizer = tokenizer
-        self._signals: dict[Reconstruction | Noise, tuple[Tensor, ...]] = {}
+    model: PreTrainedModel
+    token_ids: Tensor
+    """[B, N] int64 cached tokens, at positions 0..N-1 and without padding."""
+    keys: Sequence[Tensor]
+    """Per layer [B, H, N, D]; values likewise."""
+    values: Sequence[Tensor]
+    hidden: HiddenRecord | None = None
+    untouched: Mapping[int, UntouchedLayer] | None = None
+    """Caches of the layers that nothing is evicted from."""
+    tokenizer: PreTrainedTokenizerBase | None = None
+    _signals: dict[Reconstruction | Noise, tuple[Tensor, ...]] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
         """Cached tokens, N."""
-        return self._keys[0].shape[2]
+        return self.keys[0].shape[2]
 
     def for_needs(self, needs: Needs) -> list[dict[str, Any]]:
         """Per layer the fields of its `View` that are filled from here, None where not requested.
 
         Raises UsageError when the tokenizer is missing, ModelError when the model cannot tell.
         """
-        nothing = (None,) * len(self._keys)
+        nothing = (None,) * len(self.keys)
         rope = self.rope if needs.rope else None
         text = self.text(needs.text) if needs.text else None
         spec, after = needs.reconstruction, needs.hidden_after
@@ -110,7 +104,7 @@ class ScorerInputs:
         return [
             {
                 "rope": rope,
-                "hidden": self.hidden(after, layer, every=needs.every_state),
+                "hidden": self._hidden_states(after, layer, every=needs.every_state),
                 "reconstruction": reconstruction[layer],
                 "noise": noise[layer],
                 "text": text,
@@ -121,19 +115,19 @@ class ScorerInputs:
     @cached_property
     def rope(self) -> Rope:
         """The model's rotary embedding at this length."""
-        return rope_of(self._model, self.tokens)
+        return rope_of(self.model, self.tokens)
 
-    def hidden(self, after: int | None, layer: int, *, every: bool = False) -> HiddenStates | None:
+    def _hidden_states(self, after: int | None, layer: int, *, every: bool) -> HiddenStates | None:
         """Statistics of the states entering a layer's attention, first `after` tokens left out.
 
         With `every` the states of all tokens, too; None where `after` is.
         """
         if after is None:
             return None
-        assert self._hidden is not None
-        mean, variance = self._hidden.moments[after][layer]
-        project = query_projection(self._model, layer)
-        states = self._hidden.states[layer] if every else None
+        assert self.hidden is not None
+        mean, variance = self.hidden.moments[after][layer]
+        project = query_projection(self.model, layer)
+        states = self.hidden.states[layer] if every else None
         return HiddenStates(mean=mean, variance=variance, project=project, states=states)
 
     def reconstruction(self, spec: Reconstruction) -> tuple[Tensor, ...]:
@@ -154,29 +148,29 @@ class ScorerInputs:
         """
         if spec not in self._signals:
             if spec.beginning:
-                fed = self._ids[:, : max(1, round(spec.beginning * self.tokens))]
+                fed = self.token_ids[:, : max(1, round(spec.beginning * self.tokens))]
             else:
-                embedding: Any = self._model.get_input_embeddings()
-                vocabulary, tokenizer = len(embedding.weight), self._tokenizer
+                embedding: Any = self.model.get_input_embeddings()
+                vocabulary, tokenizer = len(embedding.weight), self.tokenizer
                 fed = noise_input(
                     spec.tokens, spec.seed, vocabulary=vocabulary, tokenizer=tokenizer
-                ).expand(len(self._keys[0]), -1)
-            ids = fed.to(self._keys[0].device)
+                ).expand(len(self.keys[0]), -1)
+            ids = fed.to(self.keys[0].device)
             self._signals[spec] = tuple(self._pass(ids, slice(0, self.tokens)))
         return self._signals[spec]
 
     def text(self, last: int) -> str:
         """The last `last` cached tokens as text, special tokens left out; needs a batch of 1."""
-        tokenizer, (ids,) = self._known_tokenizer("reading the prompt's text"), self._ids
+        tokenizer, (ids,) = self._known_tokenizer("reading the prompt's text"), self.token_ids
         return str(tokenizer.decode(ids[-last:].tolist(), skip_special_tokens=True))
 
     def _replay(self, spec: Reconstruction) -> tuple[Tensor, ...]:
         tokenizer = self._known_tokenizer("replaying the context (kvzip, contrastkv)")
         signals = [
             torch.zeros(keys.shape[:3], dtype=torch.float32, device=keys.device)
-            for keys in self._keys
+            for keys in self.keys
         ]
-        ids = self._ids.to(self._keys[0].device)
+        ids = self.token_ids.to(self.keys[0].device)
         for part, fed in reconstruction_inputs(ids, tokenizer, spec.chunk):
             window = slice(0, self.tokens) if spec.full else part
             passed = self._pass(fed, window, sinks=spec.sinks, weighted=spec.weighted)
@@ -186,13 +180,13 @@ class ScorerInputs:
         return tuple(signals)
 
     def _pass(self, fed: Tensor, window: slice, **options: Any) -> list[Tensor]:  # noqa: ANN401
-        model, keys, values = self._model, self._keys, self._values
-        return run_pass(model, keys, values, fed, window, untouched=self._untouched, **options)
+        model, keys, values = self.model, self.keys, self.values
+        return run_pass(model, keys, values, fed, window, untouched=self.untouched, **options)
 
     def _known_tokenizer(self, purpose: str) -> PreTrainedTokenizerBase:
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             raise UsageError(f"{purpose} needs the tokenizer: pass tokenizer=")
-        return self._tokenizer
+        return self.tokenizer
 
 
 _FIRST = "\n\nRepeat the previous context exactly."
