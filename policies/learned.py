@@ -134,48 +134,49 @@ class LearnedScorer:
 
         Tokens that are fed again get 0: nobody ranks them, and they are no neighbours in training.
         """
-        batch, heads, seen, width = view.keys.shape
-        tokens = seen - view.fed_again
+        batch, heads, seen, _ = view.keys.shape
+        tokens, rankers_of_view = seen - view.fed_again, self._rankers_of(view)
+        self.rankers.to(view.keys.device)
+
+        def flatten_batch(tensor: Tensor) -> Tensor:  # [B, H, N, ...] -> [H, B * tokens, ...]
+            return tensor[:, :, :tokens].transpose(0, 1).flatten(1, 2)
+
+        positions = view.head_positions
+        length = positions[..., -1:] + 1 - view.fed_again  # that rankers are trained with
+        inputs = [view.keys, view.values, positions, length.expand_as(positions)]
+        if self.rankers.spec.reads_queries:
+            assert view.queries is not None
+            inputs.append(recent_features(view.queries, view.keys))
+        flat = [flatten_batch(tensor) for tensor in inputs]
+        gaps = view.positions.ndim == 3  # the heads hold different tokens, with gaps
+        parts = [
+            self.rankers(*(x[:, outer] for x in flat), heads=rankers_of_view, gaps=gaps)[:, inner]
+            for outer, inner in self._blocks(batch, tokens, view.keys.device.type)
+        ]
+        scores = torch.cat(parts, dim=-1)  # [H, B * tokens]
+        if self.calibration is not None:
+            scores = self.calibration.apply(scores, rankers_of_view)
+        scores = scores.view(heads, batch, tokens).transpose(0, 1)
+        return F.pad(scores, (0, view.fed_again)).contiguous()
+
+    def _rankers_of(self, view: View) -> slice:
+        """Which rankers score a view; PolicyError for another geometry's, warns of a long one."""
+        _, heads, seen, width = view.keys.shape
+        tokens, spec, layers = seen - view.fed_again, self.rankers.spec, self.geometry.model_layers
         layer_heads = range(self.geometry.kv_heads)[view.heads]
-        expected, layers = (len(layer_heads), self.geometry.head_dim), self.geometry.model_layers
+        expected = len(layer_heads), self.geometry.head_dim
         if (heads, width) != expected or view.layer not in layers:
             raise PolicyError(
                 f"policy {self.label} was trained for {self.geometry}, "
                 f"the model's layer {view.layer} has {heads} KV heads of head_dim {width}"
             )
-        spec = self.rankers.spec
         if view.layer == layers[0] and not spec.reach and tokens > 2 * spec.reference_length:
             warn_caller(
                 f"policy {self.label} learned from contexts of at most {spec.reference_length} "
                 f"tokens and ranks {tokens}: expect it to fail, or train it with --reach"
             )
-        self.rankers.to(view.keys.device)
         first = layers.index(view.layer) * self.geometry.kv_heads + layer_heads.start
-        of_policy = slice(first, first + heads)
-        keys = view.keys[:, :, :tokens].transpose(0, 1).reshape(heads, batch * tokens, width)
-        values = view.values[:, :, :tokens].transpose(0, 1).reshape(heads, batch * tokens, width)
-        gaps = view.positions.ndim == 3  # the heads hold different tokens, with gaps
-        head_positions = view.head_positions
-        positions = head_positions[..., :tokens].transpose(0, 1).reshape(-1, batch * tokens)
-        cached = head_positions[..., -1:] + 1 - view.fed_again  # length rankers are trained with
-        length = cached.expand(-1, -1, tokens).transpose(0, 1).reshape(-1, batch * tokens)
-        recent = None  # [H, B * N, features] of the last queries' attention, where they are read
-        if spec.reads_queries:
-            assert view.queries is not None
-            features = recent_features(view.queries, view.keys)[:, :, :tokens]
-            recent = features.transpose(0, 1).flatten(1, 2)
-        parts = [
-            self.rankers(
-                keys[:, b], values[:, b], positions[:, b], length[:, b],
-                None if recent is None else recent[:, b], heads=of_policy, gaps=gaps,
-            )[:, inner]
-            for b, inner in self._blocks(batch, tokens, view.keys.device.type)
-        ]  # fmt: skip
-        scores = torch.cat(parts, dim=-1)  # [H, B * N]
-        if self.calibration is not None:
-            scores = self.calibration.apply(scores, of_policy)
-        scores = scores.view(heads, batch, tokens).transpose(0, 1)
-        return F.pad(scores, (0, view.fed_again)).contiguous()
+        return slice(first, first + heads)
 
     def _blocks(self, batch: int, tokens: int, device: str) -> Iterator[tuple[slice, slice]]:
         """Tokens of B prompts in a row that are scored at once, and which of their scores count.
