@@ -64,14 +64,10 @@ class ContrastKV(BaseScorer):
     @property
     def needs(self) -> Needs:
         """The attention of the repetition and of the noise."""
-        return Needs(
-            reconstruction=Reconstruction(chunk=self.chunk, full=self.denominator == "full"),
-            noise=Noise(
-                tokens=self.noise,
-                seed=self.seed,
-                beginning=_CONTEXT_SHARE if self.contrast == "context" else 0.0,
-            ),
-        )
+        repetition = Reconstruction(chunk=self.chunk, full=self.denominator == "full")
+        beginning = _CONTEXT_SHARE if self.contrast == "context" else 0.0
+        noise = Noise(tokens=self.noise, seed=self.seed, beginning=beginning)
+        return Needs(reconstruction=repetition, noise=noise)
 
     def score(self, view: View) -> Tensor:
         """Fused scores in their full order: [B, H, N] float32."""

@@ -32,11 +32,9 @@ class Random(BaseScorer):
         batch, heads, tokens, _ = view.keys.shape
         newest = f"/{int(view.positions.max())}" if view.positions.ndim == 3 else ""
         first = view.heads.start or 0
-        by_head = []
-        for head in range(first, first + heads):
-            key = f"{self.seed}/{view.layer}/{head}/{tokens}{newest}"
-            by_head.append(torch.rand(tokens, generator=keyed_generator(key)))
-        return torch.stack(by_head).to(view.keys.device).expand(batch, -1, -1).contiguous()
+        keys = [f"{self.seed}/{view.layer}/{first + h}/{tokens}{newest}" for h in range(heads)]
+        draws = torch.stack([torch.rand(tokens, generator=keyed_generator(key)) for key in keys])
+        return draws.to(view.keys.device).expand(batch, -1, -1).contiguous()
 
 
 @dataclass(frozen=True, kw_only=True)

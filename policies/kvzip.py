@@ -44,11 +44,10 @@ class KVzip(BaseScorer):
     @property
     def needs(self) -> Needs:
         """The attention of the repetition."""
-        return Needs(
-            reconstruction=Reconstruction(
-                chunk=self.chunk, sinks=self.sinks, weighted=self.plus, full=self.full
-            )
+        repetition = Reconstruction(
+            chunk=self.chunk, sinks=self.sinks, weighted=self.plus, full=self.full
         )
+        return Needs(reconstruction=repetition)
 
     def score(self, view: View) -> Tensor:
         """The signal itself, forced tokens at the largest float: [B, H, N] float32."""

@@ -117,12 +117,6 @@ class RankerSpec:
         """Whether scores need the last queries."""
         return "recent" in self.inputs
 
-    @property
-    def position_features(self) -> int:
-        """Width of the `fourier` features of a token's position before their projection."""
-        width = 2 + 2 * self.frequencies if "position" in self.inputs else 0
-        return width + ("distance" in self.inputs)
-
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionary for JSON."""
         frequencies = list(self.key_frequencies)
@@ -146,7 +140,7 @@ def rotate_keys_to_end(
 
 
 def position_features(spec: RankerSpec, positions: Tensor, length: int | Tensor) -> Tensor:
-    """Features of `fourier` for positions [..., N]: float32 [..., N, position_features].
+    """Features of `fourier` for positions [..., N]: float32 [..., N, features].
 
     `length` is the number of tokens seen when the cache is compressed (last position + 1), as one
     number or one per token; distance to the end is legal information at eviction time.
@@ -181,7 +175,8 @@ class HeadRankers(nn.Module):
         self.spec = spec
         self.head_count = heads
         widths = {"key": spec.head_dim, "value": spec.head_dim, "recent": RECENT_FEATURES}
-        widths["position"] = spec.position_features
+        if "position" in spec.projected:
+            widths["position"] = position_features(spec, torch.zeros(1), 1).shape[-1]
         vectors = [name for name in ("key", "value") if name in spec.projected]
         sizes = dict.fromkeys(spec.projected, spec.position_width)
         sizes |= dict.fromkeys(vectors, spec.hidden)

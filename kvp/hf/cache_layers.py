@@ -47,9 +47,8 @@ class EvictingLayer(DynamicLayer):
 
     keys: Tensor
     values: Tensor
-    _key_storage: Tensor
-    _value_storage: Tensor
-    _position_storage: Tensor  # [B, H, capacity], or [B, 1, capacity] while heads agree
+    _storage: tuple[Tensor, Tensor, Tensor]
+    """Keys, values, and positions [B, H, capacity] int64, [B, 1, capacity] while heads agree."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -70,12 +69,12 @@ class EvictingLayer(DynamicLayer):
     @property
     def batch(self) -> int:
         """Entries of the batch, B; 0 before the first tokens."""
-        return self._key_storage.shape[0] if self.is_initialized else 0
+        return self._storage[0].shape[0] if self.is_initialized else 0
 
     @property
     def positions(self) -> Tensor:
         """[B, H, S] int64: true position of every slot's token, `EMPTY` where there is none."""
-        return self._used[2].expand(-1, self._key_storage.shape[1], -1)
+        return self._used[2].expand(-1, self._storage[0].shape[1], -1)
 
     @property
     def slots(self) -> tuple[Tensor, Tensor]:
@@ -87,8 +86,8 @@ class EvictingLayer(DynamicLayer):
         """Bytes of keys and values held for each batch entry, spare capacity included."""
         if not self.batch:
             return []
-        nbytes = self._key_storage.nbytes + self._value_storage.nbytes
-        return [nbytes // self.batch] * self.batch
+        keys, values, _ = self._storage
+        return [(keys.nbytes + values.nbytes) // self.batch] * self.batch
 
     def gather(self, indices: Tensor, fed_again: int = 0) -> EvictingLayer:
         """Keep slots `indices` [B, H, S] (-1 = none) of `positions` in a new layer, in that order.
@@ -110,7 +109,7 @@ class EvictingLayer(DynamicLayer):
         layer = cls()
         layer.lazy_initialization(tensors["keys"], tensors["values"])
         layer._take_tensors(tensors)
-        layer._stored = layer._key_storage.shape[2]
+        layer._stored = layer._storage[0].shape[2]
         layer.newest = torch.full((layer.batch,), seen - 1, device=tensors["keys"].device)
         layer.seen, layer.evicted = seen, True
         return layer
@@ -136,17 +135,16 @@ class EvictingLayer(DynamicLayer):
         batch, _, tokens, _ = key_states.shape
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self._key_storage, self._value_storage = key_states[:, :, :0], value_states[:, :, :0]
-            self._position_storage = key_states.new_empty(batch, 1, 0, dtype=torch.int64)
-        storages = [self._key_storage, self._value_storage, self._position_storage]
+            positions = key_states.new_empty(batch, 1, 0, dtype=torch.int64)
+            self._storage = key_states[:, :, :0], value_states[:, :, :0], positions
+        keys, values, positions = self._storage
         stored, stop = self._stored, self._stored + tokens
-        if stop > self._key_storage.shape[2]:
+        if stop > keys.shape[2]:
             capacity = stored + max(tokens, self._growth)
-            storages = [_grow_storage(storage, stored, capacity) for storage in storages]
-            storages[2][:, :, stored:] = EMPTY  # until `attend` brings them
-        keys, values, positions = storages
+            keys, values, positions = (_grow_storage(x, stored, capacity) for x in self._storage)
+            self._storage = keys, values, positions
+            positions[:, :, stored:] = EMPTY  # until `attend` brings them
         keys[:, :, stored:stop], values[:, :, stored:stop] = key_states, value_states
-        self._key_storage, self._value_storage, self._position_storage = keys, values, positions
         self._stored = stop
         self.seen += tokens
         self.unattended = True
@@ -187,7 +185,7 @@ class EvictingLayer(DynamicLayer):
         if self.is_first:
             self._check_tokens(module, new_positions)
         self._gaps |= mask is not None
-        self._position_storage[:, :, self._stored - tokens : self._stored] = new_positions[:, None]
+        self._storage[2][:, :, self._stored - tokens : self._stored] = new_positions[:, None]
         self.unattended = False
         return self._attend(module, query, mask, options)
 
@@ -235,9 +233,8 @@ class EvictingLayer(DynamicLayer):
     @property
     def _used(self) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values and positions of the used slots of the storage."""
-        used = slice(self._stored)
-        keys, values = self._key_storage[:, :, used], self._value_storage[:, :, used]
-        return keys, values, self._position_storage[:, :, used]
+        keys, values, positions = (part[:, :, : self._stored] for part in self._storage)
+        return keys, values, positions
 
     def _attend(
         self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
@@ -249,14 +246,12 @@ class EvictingLayer(DynamicLayer):
         return grouped_attention(query, self.keys, self.values, visible, options)
 
     def _take_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        parts = (tensors[part] for part in _PARTS)
-        self._key_storage, self._value_storage, self._position_storage = parts
-        self.keys, self.values = self._key_storage, self._value_storage
+        self.keys, self.values, positions = (tensors[part] for part in _PARTS)
+        self._storage = self.keys, self.values, positions
 
     def _take_entries(self, entries: Tensor) -> None:
-        parts = self._key_storage, self._value_storage, self._position_storage
-        taken = [part[entries] for part in parts]
-        self._key_storage, self._value_storage, self._position_storage = taken
+        keys, values, positions = (part[entries] for part in self._storage)
+        self._storage = keys, values, positions
         self.keys, self.values, _ = self._used
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -315,7 +310,7 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
     def entry_nbytes(self) -> list[int]:
         """Bytes of keys and values held for each batch entry, spare capacity included."""
         token = (self.keys.shape[1] + self.values.shape[1]) * self.keys.element_size()
-        tail = self._key_storage.shape[1] * self._key_storage.shape[2]
+        tail = self._storage[0].shape[1:3].numel()
         counts: list[int] = self.lengths.sum(dim=1).tolist()
         return [(count + tail) * token for count in counts]
 
@@ -348,9 +343,9 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
         self.keys, self.values, self._flat_positions = (tensors[part] for part in _PARTS)
         self._layout = RaggedLayout(tensors["lengths"])
         batch, heads = tensors["lengths"].shape
-        self._key_storage = self.keys.new_empty(batch, heads, 0, self.keys.shape[1])
-        self._value_storage = self.values.new_empty(batch, heads, 0, self.values.shape[1])
-        self._position_storage = tensors["lengths"].new_empty(batch, 1, 0)
+        keys = self.keys.new_empty(batch, heads, 0, self.keys.shape[1])
+        values = self.values.new_empty(batch, heads, 0, self.values.shape[1])
+        self._storage = keys, values, tensors["lengths"].new_empty(batch, 1, 0)
 
     def _take_entries(self, entries: Tensor) -> None:
         spans = self.lengths.sum(dim=1).tolist()  # tokens of each entry, one stretch of memory
