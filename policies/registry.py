@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from kvp import names
 from kvp.errors import UsageError
-from kvp.names import KVZAP, OTHER_METHODS, UNIFORM, name_error, split_method, split_specification
 from kvp.plugins import class_label, import_object, instance_of
 from kvp.ranking import Allocator
 from kvp.scoring import Needs, Scorer, SelfSizing, check_allocator, check_scorer
@@ -45,6 +45,7 @@ from policies.kvzap import KVzap, load_kvzap
 from policies.kvzip import KVzip
 from policies.lagkv import LagKV
 from policies.learned import LearnedScorer
+from policies.policy_files import load_policy
 from policies.snapkv import SnapKV
 from policies.streaming_llm import StreamingLLM
 from policies.tova import TOVA
@@ -70,7 +71,7 @@ class Specification:
     @classmethod
     def parse(cls, text: str, kind: str) -> Specification:
         """Take one without plus sign apart; messages call it `kind`: method, allocator."""
-        name, colon, argument, behind = split_specification(text)
+        name, colon, argument, behind = names.split_specification(text)
         whole = f"{name}{colon}{argument}{behind}"
         if re.fullmatch(r"[\w.-]+(:[^(),+]+)?(\([^()]*\))?", whole) is None:
             more = ", without an allocator" if "+" in text else ""
@@ -118,8 +119,9 @@ def make_scorer(
     known = {name: kind.build for name, kind in SCORERS.items()}
     made, label = _build(spec, "method", {**known, **FROM_OUTSIDE}, policies=policies)
     scorer = check_scorer(made, label)
-    special = {**dict.fromkeys(OTHER_METHODS), LearnedScorer.name: LearnedScorer, KVZAP: KVzap}
-    _refuse_own_name(scorer.name, type(scorer), label, {**SCORERS, **special})
+    special = {names.LEARNED: LearnedScorer, names.KVZAP: KVzap}
+    own = {**SCORERS, **dict.fromkeys(names.OTHER_METHODS), **special}
+    _refuse_own_name(scorer.name, type(scorer), label, own)
     return scorer
 
 
@@ -156,7 +158,7 @@ def _build(
     if written.name in known:
         return known[written.name](written.argument, written.options), f"{kind} {name}"
     policy = written.text if policies else ""
-    if message := name_error(kind, written.text, known, policy=policy):
+    if message := names.name_error(kind, written.text, known, policy=policy):
         raise UsageError(message)
     thing = import_object(name, kind)
     if isinstance(thing, type) and issubclass(thing, Component):
@@ -166,10 +168,24 @@ def _build(
 
 def split_sides(spec: Any, allocator: Any) -> tuple[Any, Any]:  # noqa: ANN401
     """Scorer and allocator of `SCORER[+ALLOCATOR]`, or of two sides; UsageError for three."""
-    left, right = split_method(spec) if isinstance(spec, str) else (spec, None)
+    left, right = names.split_method(spec) if isinstance(spec, str) else (spec, None)
     if right is not None and allocator is not None:
         raise UsageError(f"{spec}: the allocator is given twice")
     return left, allocator if right is None else right
+
+
+def resolve_method(scorer: Any, allocator: Any = None) -> tuple[Any, Any]:  # noqa: ANN401
+    """Scorer and allocator of `METHOD[+ALLOCATOR]` or `POLICY[+ALLOCATOR]`, or of two sides.
+
+    A policy is named as for `load_policy`; a side that is an object stays as it is. Without an
+    allocator there is None. Raises as `make_method` and `load_policy`.
+    """
+    left, allocator = split_sides(scorer, allocator)
+    named = isinstance(left, str) and left not in ("", *SCORERS)
+    if named and (names.policy_kind(left) is not None or ("/" in left and ":" not in left)):
+        left = load_policy(left)
+    left = make_scorer(left, policies=True)
+    return (left, None) if allocator is None else make_method(left, allocator)
 
 
 class ScorerAndAllocator(NamedTuple):
@@ -192,7 +208,8 @@ def make_method(
     of a scorer that has none.
     """
     left, allocator = split_sides(spec, allocator)
-    scorer, made = make_scorer(left), make_allocator(UNIFORM if allocator is None else allocator)
+    scorer = make_scorer(left)
+    made = make_allocator(names.UNIFORM if allocator is None else allocator)
     if sizes_itself(made) and not isinstance(scorer, SelfSizing):
         raise UsageError(
             f"{scorer.name}+{made.name}: {scorer.name} does not say how many tokens it needs; "
@@ -218,5 +235,5 @@ ALLOCATORS: Mapping[str, type[BaseAllocator]] = {
     for kind in (Uniform, Pyramid, Ada, Global, WindowKVAllocator, Shared, SelfSized, Evolved)
 }
 
-FROM_OUTSIDE: Mapping[str, Builder] = {KVZAP: load_kvzap}
+FROM_OUTSIDE: Mapping[str, Builder] = {names.KVZAP: load_kvzap}
 """Methods whose weights or code do not come with kvp, written `NAME:WHAT`, by name."""

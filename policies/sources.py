@@ -63,12 +63,10 @@ def find_policy(name: str | Path) -> PolicySource:
     if kind == "bundled":
         return PolicySource(name=name, folder=BUNDLED[name])
     check_policy(name)
-    hub_name = HubName.parse(name)
-    assert hub_name is not None, "checked"
-    folder = download(hub_name, PATTERNS, error=PolicyError, what=f"policy {name}")
-    return PolicySource(
-        name=name, folder=folder, repository=hub_name.repository, commit=folder.name
-    )
+    hub = HubName.parse(name)
+    assert hub is not None, "checked"
+    folder = download(hub, PATTERNS, error=PolicyError, what=f"policy {name}")
+    return PolicySource(name=name, folder=folder, repository=hub.repository, commit=folder.name)
 
 
 def _fetch_policy(address: Place) -> Path:

@@ -215,7 +215,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         """`generate(...)`, after which `kept` tells of the answer's cache alone."""
         model = self.evictor.model
         arguments = {**dict(zip(("inputs",), args, strict=False)), **kwargs}
-        end = count_prompt_end(model.config, arguments)
+        end = count_prompt_end(model, arguments)
         with install_dispatch(model), calling(model, self, prompt_end=end):
             return run(*args, **kwargs)
 

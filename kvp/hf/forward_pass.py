@@ -14,13 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    Cache,
-    DynamicCache,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder
@@ -65,11 +59,11 @@ def prepare_pass(
     """
     input_ids = kwargs["input_ids"]
     batch, tokens = batch_shape(input_ids)
-    if _option(model.config, kwargs, "output_attentions"):
+    if _option(model, kwargs, "output_attentions"):
         raise UsageError(
             "inside evicting(...) no attention weights exist: pass output_attentions=False"
         )
-    cache = _cache_of_pass(model.config, call, kwargs, tokens)
+    cache = _cache_of_pass(model, call, kwargs, tokens)
     if not tokens:
         raise UsageError("evicting needs a prompt of at least one token, this one is empty")
     if tokens > 1 or model.training:
@@ -95,7 +89,7 @@ def batch_shape(input_ids: Tensor) -> tuple[int, int]:
     return input_ids.shape[0], input_ids.shape[1]
 
 
-def count_prompt_end(config: PreTrainedConfig, arguments: dict[str, Any]) -> int:
+def count_prompt_end(model: PreTrainedModel, arguments: dict[str, Any]) -> int:
     """Tokens that the cache of a `generate` call has seen when its prompt has been read.
 
     Raises UsageError where transformers would cut others off the prompt than those seen.
@@ -109,7 +103,7 @@ def count_prompt_end(config: PreTrainedConfig, arguments: dict[str, Any]) -> int
     if not isinstance(cache, Cache) or not cache.get_seq_length():
         EvictingCache().mark_tokens(mask, batch, tokens)
         return tokens
-    cache = _adopt_cache(cache, config)
+    cache = _adopt_cache(cache, model)
     end = int(cache.get_seq_length()) + tokens
     if mask is not None and mask.shape[-1] == end:
         return end  # the new tokens alone
@@ -141,30 +135,30 @@ def _set_mask_and_positions(
 
 
 def _cache_of_pass(
-    config: PreTrainedConfig, call: Call, kwargs: dict[str, Any], tokens: int
+    model: PreTrainedModel, call: Call, kwargs: dict[str, Any], tokens: int
 ) -> EvictingCache:
     """The cache of a forward pass over `tokens` tokens, made anew where it may be."""
     cache = kwargs.get("past_key_values")
     if cache is None:
-        switch, latest = rope_switch(config), call.cache
+        switch, latest = rope_switch(model.config), call.cache
         known = 0 if switch is None or latest is None else latest.get_seq_length()
         if known and tokens in (1, known + 1):  # before 5.20 transformers then feeds one token
             raise UsageError(
                 f"this model changes its RoPE after {switch} tokens and drops the cache when "
                 "an answer crosses that: shorten prompt and answer, or use a longer prompt"
             )
-    if not _option(config, kwargs, "use_cache"):
+    if not _option(model, kwargs, "use_cache"):
         raise UsageError("evicting needs a cache: call the model with use_cache=True")
-    return EvictingCache.of(config) if cache is None else _adopt_cache(cache, config)
+    return EvictingCache.of(model.config) if cache is None else _adopt_cache(cache, model)
 
 
-def _option(config: PreTrainedConfig, kwargs: dict[str, Any], name: str) -> Any:  # noqa: ANN401
+def _option(model: PreTrainedModel, kwargs: dict[str, Any], name: str) -> Any:  # noqa: ANN401
     """What a call says, or else the model's configuration."""
-    text = config.get_text_config(decoder=True)
-    return getattr(text, name, None) if kwargs.get(name) is None else kwargs[name]
+    config = model.config.get_text_config(decoder=True)
+    return getattr(config, name, None) if kwargs.get(name) is None else kwargs[name]
 
 
-def _adopt_cache(cache: Cache, config: PreTrainedConfig) -> EvictingCache:
+def _adopt_cache(cache: Cache, model: PreTrainedModel) -> EvictingCache:
     """`cache` itself, made an evicting one where it is empty; UsageError for a context's."""
     if isinstance(cache, EvictingCache) and (cache.ids is not None or not cache.evicted):
         return cache
@@ -178,7 +172,7 @@ def _adopt_cache(cache: Cache, config: PreTrainedConfig) -> EvictingCache:
         raise UsageError(
             "past_key_values was filled outside of evicting(...): pass the whole prompt"
         )
-    return EvictingCache.adopt(cache, config)
+    return EvictingCache.adopt(cache, model.config)
 
 
 @dataclass(frozen=True, kw_only=True)

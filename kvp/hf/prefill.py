@@ -175,13 +175,11 @@ def observe(
                 before = copy_layers(cache.untouched)
                 next_logits(model, part, cache, cache.get_seq_length(), keep=1)
             after = copy_layers(cache.untouched)
-        observed = Prefill.of(cache, states)
+        result = Prefill.of(cache, states)
     finally:
         cache.recorder = None
     before = before if split else after
-    return replace(
-        observed, untouched=after, untouched_before_fed_again=before, fed_again=fed_again
-    )
+    return replace(result, untouched=after, untouched_before_fed_again=before, fed_again=fed_again)
 
 
 def prefill(
