@@ -120,8 +120,8 @@ def make_scorer(
     made, label = _build(spec, "method", {**known, **FROM_OUTSIDE}, policies=policies)
     scorer = check_scorer(made, label)
     special = {names.LEARNED: LearnedScorer, names.KVZAP: KVzap}
-    own = {**SCORERS, **dict.fromkeys(names.OTHER_METHODS), **special}
-    _refuse_own_name(scorer.name, type(scorer), label, own)
+    builtin = {**SCORERS, **dict.fromkeys(names.OTHER_METHODS), **special}
+    _refuse_own_name(scorer.name, type(scorer), label, builtin)
     return scorer
 
 

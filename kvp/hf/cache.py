@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,16 +34,6 @@ PADDING, UNKNOWN = -1, -2
 """What `EvictingCache.ids` has for columns of padding, and for tokens fed outside of blocks."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromptState:
-    """Lengths of the latest prompt, and where the cache was last shrunk."""
-
-    prompt_tokens: tuple[int, ...]
-    """Tokens of each batch entry up to the end of the prompt, earlier turns included."""
-    shrunk_at: int
-    """Tokens the cache had seen when it was shrunk the last time."""
-
-
 class EvictingCache(Cache):
     """The layers of a model; empty until its first forward pass, like a `DynamicCache`."""
 
@@ -53,8 +42,11 @@ class EvictingCache(Cache):
         super().__init__(layers=list(layers))
         self.recorder: QueryRecorder | None = None
         """Receives the queries of every forward pass while it is set."""
-        self.prompt_state: PromptState | None = None
-        """None before the first prompt that is read inside `evicting`."""
+        self.prompt_tokens: tuple[int, ...] | None = None
+        """Tokens of each entry up to the end of the latest prompt, earlier turns included; None
+        before the first prompt that is read inside `evicting`."""
+        self.shrunk_at = 0
+        """Tokens seen when the cache was shrunk the last time."""
         self.begun_at: int | None = None
         """Tokens seen when a pass began, -1 in a change of all layers; None after its end."""
         self.ids: Tensor | None = None
@@ -127,6 +119,10 @@ class EvictingCache(Cache):
                 f"the prompt has {batch} rows (num_return_sequences and num_beams count), "
                 f"past_key_values has {self.batch}: cache.fork(n) gives n rows for each"
             )
+
+    def end_prompt(self) -> None:
+        """Note that what was seen so far is a prompt, after which the cache is shrunk."""
+        self.prompt_tokens, self.shrunk_at = tuple(self.lengths), self.get_seq_length()
 
     def add_ids(self, fed: Tensor, real: Tensor) -> None:
         """Note the tokens of a pass, ids [B, T]; `real` as of `mark_tokens`."""
@@ -255,7 +251,7 @@ class EvictingCache(Cache):
 
     def reset(self) -> None:
         """Forget everything: the cache is as empty as a new one."""
-        self.prompt_state = self.begun_at = self.ids = self.recorder = None
+        self.prompt_tokens = self.begun_at = self.ids = self.recorder = None
         if not self.untouched:
             self.layers.clear()
         for index in self.stored:
@@ -278,10 +274,8 @@ class EvictingCache(Cache):
                 layer.reorder_cache(indices)  # type: ignore[arg-type]
             if self.recorder is not None:
                 self.recorder.take(indices)
-            if self.prompt_state is not None:
-                counts = self.prompt_state.prompt_tokens
-                chosen = tuple(counts[entry] for entry in indices.tolist())
-                self.prompt_state = replace(self.prompt_state, prompt_tokens=chosen)
+            if (counts := self.prompt_tokens) is not None:
+                self.prompt_tokens = tuple(counts[entry] for entry in indices.tolist())
             if self.ids is not None:
                 self.ids = self.ids[indices.to(self.ids.device)]
 

@@ -9,7 +9,7 @@ positions of a call together (`EvictingCache.mark_tokens`, `check_begins`).
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokeniz
 
 from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder
-from kvp.hf.cache import EvictingCache, PromptState
+from kvp.hf.cache import EvictingCache
 from kvp.hf.calls import Call
 from kvp.hf.hidden_states import HiddenRecorder
 from kvp.hf.model_checks import check_mode
@@ -195,8 +195,8 @@ class Evictor:
                 this_pass.hidden = HiddenRecorder(after, padding=padding, every=needs.every_state)
         elif this_pass.is_prompt:
             check_repeatable(self.rule)
-        elif self.every is not None and cache.prompt_state is None:  # made outside of a block
-            cache.prompt_state = _prompt_state(cache)
+        elif self.every is not None and cache.prompt_tokens is None:  # made outside of a block
+            cache.end_prompt()
         cache.begun_at = seen
         if not this_pass.is_prompt and self.every is None:
             return
@@ -211,13 +211,13 @@ class Evictor:
     def end(self, this_pass: ForwardPass) -> None:
         """Shrink the cache of a pass that has run, where that is due."""
         cache, rule, read = this_pass.cache, self.rule, this_pass.real.shape[1]
-        cache.begun_at, state = None, cache.prompt_state
+        cache.begun_at = None
         cache.add_ids(this_pass.input_ids, this_pass.real)
         if this_pass.is_prompt:
-            state = cache.prompt_state = _prompt_state(cache)
-        elif self.every is None or state is None or read < state.shrunk_at + self.every:
+            cache.end_prompt()
+        elif self.every is None or read < cache.shrunk_at + self.every:
             return
-        counts = state.prompt_tokens
+        counts = cache.prompt_tokens or ()
         budgets = [budget_tokens(rule.budget, tokens, rule.protection) for tokens in counts]
         if this_pass.padding is not None:
             shrink(
@@ -227,12 +227,8 @@ class Evictor:
             )  # fmt: skip
         else:
             shrink_again(cache, rule, budgets, [0] * cache.batch if this_pass.is_prompt else counts)
-            cache.prompt_state = replace(state, shrunk_at=cache.get_seq_length())
+            cache.shrunk_at = read
         if self.every is None:
             cache.recorder = None
         elif cache.recorder is not None:  # single tokens will be followed by more
             cache.recorder.forget()
-
-
-def _prompt_state(cache: EvictingCache) -> PromptState:
-    return PromptState(prompt_tokens=tuple(cache.lengths), shrunk_at=cache.get_seq_length())

@@ -206,12 +206,9 @@ def reconstruction_inputs(
     the start of the assistant's (nothing without a chat template), then the chunk. Raises
     ModelError when the chat template refuses a message.
     """
-    first, later, turn = (
-        context.new_tensor(tokenizer.encode(text, add_special_tokens=False)).expand(
-            len(context), -1
-        )
-        for text in (_FIRST, _LATER, turn_change(tokenizer))
-    )
+    texts = (_FIRST, _LATER, turn_change(tokenizer))
+    ids = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+    first, later, turn = (context.new_tensor(part).expand(len(context), -1) for part in ids)
     for start in range(0, context.shape[1], chunk):
         part = slice(start, min(start + chunk, context.shape[1]))
         request = [first] if start == 0 else [later, context[:, max(start - _OVERLAP, 0) : start]]

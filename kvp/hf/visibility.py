@@ -49,10 +49,8 @@ def is_real(mask: Tensor, tokens: int) -> Tensor:
 
 def check_mask(mask: Tensor, tokens: int, seen: int, evicted: bool) -> None:
     """Raise UsageError for a mask of another shape than `mask_columns`; `seen` counts the T."""
-    if (
-        mask.dtype != torch.bool
-        or mask.shape[-1] != mask_columns(tokens, seen - tokens, evicted)[0]
-    ):
+    columns, _ = mask_columns(tokens, seen - tokens, evicted)
+    if mask.dtype != torch.bool or mask.shape[-1] != columns:
         raise UsageError(f"attention_mask must be 2-D, one column for each of {seen} tokens seen")
 
 

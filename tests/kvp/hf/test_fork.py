@@ -56,7 +56,7 @@ def test_a_fork_keeps_counters_and_queries_of_its_own(qwen, prompt, by_content, 
         recorder = cache.recorder = QueryRecorder(3)
         recorder.record(0, torch.arange(96.0).view(1, 4, 3, 8))
         fork = cache.fork()
-        assert (fork.prompt_state.prompt_tokens, fork.evicted) == ((CONTEXT,), True)
+        assert (fork.prompt_tokens, fork.evicted) == ((CONTEXT,), True)
         assert torch.equal(fork.recorder.queries[0], recorder.queries[0])
         assert cache.fork(2).recorder.queries[0].shape == (2, 4, 3, 8)
         turn = torch.cat([first.sequences, prompt(5)], dim=1)

@@ -131,7 +131,7 @@ def test_beams_keep_budgets_and_recent_queries_of_their_own(qwen, prompt, by_con
     ids = prompt(30, batch=2)
     with evicting(qwen, by_content(), 10, PROTECTION, every=3):
         several = generate(qwen, ids, 20, num_beams=3, num_return_sequences=3, output_scores=True)
-    assert several.past_key_values.prompt_state.prompt_tokens == (30,) * 6
+    assert several.past_key_values.prompt_tokens == (30,) * 6
     assert several.past_key_values.layers[0].positions.shape[2] <= 13
     # What a beam of its own gives: each of its sequences, fed token by token.
     for row in (0, 3):
@@ -153,7 +153,7 @@ def test_a_prefilled_cache_is_shrunk_in_an_answer(qwen, prompt, by_content):
         for step in range(30):
             qwen(torch.tensor([[step + 1]]), past_key_values=cache, use_cache=True)
             assert cache.layers[0].positions.shape[2] <= 16
-    assert cache.prompt_state.prompt_tokens == (39,)  # all but the token that is fed again
+    assert cache.prompt_tokens == (39,)  # all but the token that is fed again
 
 
 @pytest.mark.parametrize("method", sorted(SCORERS))
