@@ -172,10 +172,8 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
             raise ValueError(f"its files do not cover {geometry}")
         digests = [content["files"][name]["sha256"] for name in names]
         dtype = DTYPES[content["weights"]]
-    states = [
-        _read_head(target / name, digest, spec, dtype)
-        for name, digest in zip(names, digests, strict=True)
-    ]
+    files = zip(names, digests, strict=True)
+    states = [_read_head(target / name, digest, spec, dtype) for name, digest in files]
     rankers = HeadRankers.from_head_states(spec, states)
     return Shard(rankers=rankers, meta=meta, calibration=calibration, source=source)
 

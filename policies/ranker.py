@@ -274,10 +274,8 @@ class HeadRankers(nn.Module):
 
     def head_states(self) -> list[dict[str, Tensor]]:
         """State of every head alone: tensors without the head axis, detached, contiguous."""
-        return [
-            {name: tensor[head].clone() for name, tensor in self.state_dict().items()}
-            for head in range(self.head_count)
-        ]
+        states, heads = self.state_dict().items(), range(self.head_count)
+        return [{name: tensor[head].clone() for name, tensor in states} for head in heads]
 
     def with_dtype(self, dtype: torch.dtype) -> HeadRankers:
         """A copy with weights of `dtype`; statistics and scores stay float32."""

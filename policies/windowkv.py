@@ -83,10 +83,8 @@ class WindowKV(BaseScorer):
     @property
     def needs(self) -> Needs:
         """The observation queries and layer sharing."""
-        return Needs(
-            queries=self.sizes_for(self.task).observed,
-            layer_group=self.group if isinstance(self.group, int) else AUTO_GROUP,
-        )
+        group = self.group if isinstance(self.group, int) else AUTO_GROUP
+        return Needs(queries=self.sizes_for(self.task).observed, layer_group=group)
 
     def sizes_for(self, task_type: str) -> WindowSizes:
         """The numbers for a task type, options included."""

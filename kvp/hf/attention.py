@@ -237,9 +237,8 @@ def _eager_attention(
     parts = []
     for start in range(0, query.shape[2], block):
         part = slice(start, start + block)
-        logits = cap_logits(
-            query[:, :, part] @ keys.transpose(2, 3) * scaling, options.get("softcap")
-        )
+        logits = query[:, :, part] @ keys.transpose(2, 3) * scaling
+        logits = cap_logits(logits, options.get("softcap"))
         seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, part]
         if seen is not None:
             logits = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)

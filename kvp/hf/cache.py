@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache
 
 from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder, StoredKeys
@@ -61,8 +61,22 @@ class EvictingCache(Cache):
 
     @classmethod
     def adopt(cls, cache: Cache, config: PreTrainedConfig) -> EvictingCache:
-        """Turn an empty cache itself, the one that a caller passed, into an `EvictingCache`."""
-        assert cache.get_seq_length() == 0
+        """`cache` itself, made an evicting one where it is an empty one of transformers.
+
+        Raises UsageError for other kinds, and for what was filled outside of `evicting`.
+        """
+        if isinstance(cache, EvictingCache) and (cache.ids is not None or not cache.evicted):
+            return cache
+        offloading = " with offloading" if getattr(cache, "offloading", False) else ""
+        if type(cache) not in (DynamicCache, EvictingCache) or offloading:
+            raise UsageError(
+                f"evicting cannot shrink a {type(cache).__name__}{offloading}: pass neither "
+                "past_key_values nor cache_implementation"
+            )
+        if cache.get_seq_length() > 0:
+            raise UsageError(
+                "past_key_values was filled outside of evicting(...): pass the whole prompt"
+            )
         vars(cache).clear()
         vars(cache).update(vars(cls.of(config)))
         cache.__class__ = cls

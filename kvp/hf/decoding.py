@@ -63,12 +63,11 @@ def next_logits(
 ) -> Tensor:
     """Logits [B, keep, V] of the last `keep` of tokens [B, F], whose first is at `position`."""
     positions = torch.arange(position, position + tokens.shape[1], device=tokens.device)
-    output = model(
+    logits: Tensor = model(
         input_ids=tokens,
         position_ids=positions.expand(tokens.shape[0], -1),
         past_key_values=cache,
         use_cache=True,
         logits_to_keep=keep,
-    )
-    logits: Tensor = output.logits
+    ).logits
     return logits

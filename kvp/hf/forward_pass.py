@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.errors import UsageError
 from kvp.hf.attention import QueryRecorder
@@ -103,7 +103,7 @@ def count_prompt_end(model: PreTrainedModel, arguments: dict[str, Any]) -> int:
     if not isinstance(cache, Cache) or not cache.get_seq_length():
         EvictingCache().mark_tokens(mask, batch, tokens)
         return tokens
-    cache = _adopt_cache(cache, model)
+    cache = EvictingCache.adopt(cache, model.config)
     end = int(cache.get_seq_length()) + tokens
     if mask is not None and mask.shape[-1] == end:
         return end  # the new tokens alone
@@ -149,30 +149,14 @@ def _cache_of_pass(
             )
     if not _option(model, kwargs, "use_cache"):
         raise UsageError("evicting needs a cache: call the model with use_cache=True")
-    return EvictingCache.of(model.config) if cache is None else _adopt_cache(cache, model)
+    config = model.config
+    return EvictingCache.of(config) if cache is None else EvictingCache.adopt(cache, config)
 
 
 def _option(model: PreTrainedModel, kwargs: dict[str, Any], name: str) -> Any:  # noqa: ANN401
     """What a call says, or else the model's configuration."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, name, None) if kwargs.get(name) is None else kwargs[name]
-
-
-def _adopt_cache(cache: Cache, model: PreTrainedModel) -> EvictingCache:
-    """`cache` itself, made an evicting one where it is empty; UsageError for a context's."""
-    if isinstance(cache, EvictingCache) and (cache.ids is not None or not cache.evicted):
-        return cache
-    offloading = " with offloading" if getattr(cache, "offloading", False) else ""
-    if type(cache) not in (DynamicCache, EvictingCache) or offloading:
-        raise UsageError(
-            f"evicting cannot shrink a {type(cache).__name__}{offloading}: pass neither "
-            "past_key_values nor cache_implementation"
-        )
-    if cache.get_seq_length() > 0:
-        raise UsageError(
-            "past_key_values was filled outside of evicting(...): pass the whole prompt"
-        )
-    return EvictingCache.adopt(cache, model.config)
 
 
 @dataclass(frozen=True, kw_only=True)

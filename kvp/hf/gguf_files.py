@@ -145,10 +145,8 @@ def _read(path: str, _: int) -> Metadata:
     with open(path, "rb") as file:
         reader = _BoundedReader(file)  # type: ignore[arg-type]  # np.memmap takes it
     name = str(reader.fields["general.architecture"].contents())
-    begin = f"{name}."
-    fields = {
-        k[len(begin) :]: v.contents() for k, v in reader.fields.items() if k.startswith(begin)
-    }
+    arch = f"{name}."
+    fields = {k[len(arch) :]: v.contents() for k, v in reader.fields.items() if k.startswith(arch)}
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     vectors = {key: tensor for key, tensor in tensors.items() if len(tensor.shape) == 1}
     return Metadata(

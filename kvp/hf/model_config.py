@@ -97,11 +97,9 @@ def _heads(layer: PreTrainedConfig) -> tuple[int, int, int]:
     query_heads = layer.num_attention_heads
     kv_heads = getattr(layer, "num_key_value_heads", None)
     head_dim = getattr(layer, "head_dim", None)
-    return (
-        query_heads,
-        query_heads if kv_heads is None else kv_heads,
-        layer.hidden_size // query_heads if head_dim is None else head_dim,
-    )
+    kv_heads = query_heads if kv_heads is None else kv_heads
+    head_dim = layer.hidden_size // query_heads if head_dim is None else head_dim
+    return query_heads, kv_heads, head_dim
 
 
 def check_config(config: PreTrainedConfig) -> None:

@@ -25,12 +25,8 @@ def model_identity(
     name: str, revision: str | None, tokenizer: PreTrainedTokenizerBase, weights: str | None
 ) -> dict[str, Any]:
     """Name, revision and digests of weights (None before they are loaded) and tokenizer, JSON."""
-    return {
-        "id": recorded_name(name),
-        "revision": revision,
-        "weights": weights,
-        "tokenizer": tokenizer_digest(tokenizer),
-    }
+    digests = {"weights": weights, "tokenizer": tokenizer_digest(tokenizer)}
+    return {"id": recorded_name(name), "revision": revision, **digests}
 
 
 def weights_digest(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> str:

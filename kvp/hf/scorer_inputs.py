@@ -151,11 +151,9 @@ class ScorerInputs:
                 fed = self.token_ids[:, : max(1, round(spec.beginning * self.tokens))]
             else:
                 embedding: Any = self.model.get_input_embeddings()
-                vocabulary, tokenizer = len(embedding.weight), self.tokenizer
-                fed = noise_input(
-                    spec.tokens, spec.seed, vocabulary=vocabulary, tokenizer=tokenizer
-                ).expand(len(self.keys[0]), -1)
-            ids = fed.to(self.keys[0].device)
+                size, tokenizer = len(embedding.weight), self.tokenizer
+                fed = noise_input(spec.tokens, spec.seed, vocabulary=size, tokenizer=tokenizer)
+            ids = fed.expand(len(self.keys[0]), -1).to(self.keys[0].device)
             self._signals[spec] = tuple(self._pass(ids, slice(0, self.tokens)))
         return self._signals[spec]
 
@@ -166,10 +164,7 @@ class ScorerInputs:
 
     def _replay(self, spec: Reconstruction) -> tuple[Tensor, ...]:
         tokenizer = self._known_tokenizer("replaying the context (kvzip, contrastkv)")
-        signals = [
-            torch.zeros(keys.shape[:3], dtype=torch.float32, device=keys.device)
-            for keys in self.keys
-        ]
+        signals = [keys.new_zeros(keys.shape[:3], dtype=torch.float32) for keys in self.keys]
         ids = self.token_ids.to(self.keys[0].device)
         for part, fed in reconstruction_inputs(ids, tokenizer, spec.chunk):
             window = slice(0, self.tokens) if spec.full else part

@@ -69,8 +69,7 @@ def shrink(
     `budgets` are tokens per KV head of each prompt. Raises UsageError when an allocator returns
     counts that cannot be kept, and as `ScorerInputs.for_needs`.
     """
-    cache, scorer = prefill.cache, rule.scorer
-    columns = cache.get_seq_length()
+    cache, columns = prefill.cache, prefill.cache.get_seq_length()
     lengths = [columns - prefill.fed_again - pad for pad in padding]
     budgets = [min(budget, length) for budget, length in zip(budgets, lengths, strict=True)]
     least, protected = min(budgets, default=0), rule.protection.tokens
@@ -81,11 +80,9 @@ def shrink(
         )
     if rule.allocator is None and budgets == [columns - pad for pad in padding]:
         return
-    parts = split_batch(
-        prefill, padding, model, input_ids, tokenizer, one_by_one=scorer.needs.text > 0
-    )
     kept: list[Tensor] = []  # per prompt [L, H, S], counted with padding
-    for batch, part in parts:
+    alone = rule.scorer.needs.text > 0
+    for batch, part in split_batch(prefill, padding, model, input_ids, tokenizer, one_by_one=alone):
         pad = padding[batch.start]
         budget = budgets[batch.start]
         chosen = [all_tokens(part)] * part.keys[0].shape[0]
@@ -162,9 +159,8 @@ def _stack_prompts(prompts: Sequence[Tensor]) -> Tensor:
     """Indices [H, S] of each prompt as [B, H, widest], `EMPTY_SLOT` after a head's last one."""
     prompts = [kept[:, : int((kept != EMPTY_SLOT).sum(dim=-1).max())] for kept in prompts]
     width = max(kept.shape[-1] for kept in prompts)
-    return torch.stack(
-        [F.pad(kept, (0, width - kept.shape[-1]), value=EMPTY_SLOT) for kept in prompts]
-    )
+    padded = [F.pad(kept, (0, width - kept.shape[-1]), value=EMPTY_SLOT) for kept in prompts]
+    return torch.stack(padded)
 
 
 def check_repeatable(rule: EvictionRule) -> None:
@@ -290,9 +286,7 @@ def _select_slots(
     nothing_new = queries is not None and not queries.shape[1]  # a piece of padding alone
     if nothing_new or (rule.allocator is None and width <= budget):
         return [_sort_slots(order) for order in orders]
-    scores = [
-        torch.full(layer.positions.shape, -torch.inf, device=layer.keys.device) for layer in layers
-    ]
+    scores = [torch.full_like(layer.positions, -torch.inf, dtype=torch.float32) for layer in layers]
     parts = [
         (layer_scores, *part)
         for layer, layer_scores in zip(layers, scores, strict=True)
@@ -302,10 +296,8 @@ def _select_slots(
     for (layer_scores, heads, part_slots, _), part_scores in zip(parts, scored, strict=True):
         layer_scores[heads] = layer_scores[heads].scatter(1, part_slots, part_scores[0])
     device = scores[0].device  # layers may lie on several devices
-    arranged = [
-        _take_slots(layer, order, -torch.inf).to(device)
-        for layer, order in zip(scores, orders, strict=True)
-    ]
+    pairs = zip(scores, orders, strict=True)
+    arranged = [_take_slots(layer, order, -torch.inf).to(device) for layer, order in pairs]
     selection = Selection(torch.stack(arranged), rule.protection, sizes_of(rule.scorer))
     tokens = selection.tokens(min(budget, width), rule.allocator)
     return [

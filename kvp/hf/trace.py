@@ -122,13 +122,8 @@ def _trace_sequence(
     heads = last.keys[0].shape[1]
     queries = torch.cat([_on_cpu(part.queries) for part in parts], dim=2)  # [L, Q, T, D]
     queries = queries.view(len(queries), heads, -1, *queries.shape[2:])
-    return Trace(
-        record=record,
-        queries=queries,
-        keys=_on_cpu(last.keys),
-        values=_on_cpu(last.values),
-        labels=labels,
-    )
+    keys, values = _on_cpu(last.keys), _on_cpu(last.values)
+    return Trace(record=record, queries=queries, keys=keys, values=values, labels=labels)
 
 
 def _on_cpu(layers: Sequence[Tensor]) -> Tensor:
@@ -169,10 +164,8 @@ def continuations(
         attention_mask=mask.to(model.device),
         generation_config=settings,
     )
-    return [
-        tuple(takewhile(lambda token: token not in ends, answer))
-        for answer in made[:, ids.shape[1] :].tolist()
-    ]
+    answers = made[:, ids.shape[1] :].tolist()
+    return [tuple(takewhile(lambda token: token not in ends, answer)) for answer in answers]
 
 
 def sequence_record(

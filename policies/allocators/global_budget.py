@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
-from kvp.ranking import Request, winners
+from kvp.ranking import Request
 from policies.allocators.ada import Ada
 from policies.base import Presets
 
@@ -23,6 +23,5 @@ class Global(Ada):
 
     def allocate(self, request: Request) -> Tensor:
         """Tokens of each head: [L, H] int64, sum `request.total`."""
-        safe = max(request.floor, int(self.safeguard * request.budget))
-        together = request.scores.flatten(0, 1)[None]
-        return winners(together, request.total, guaranteed=safe).view(request.scores.shape[:2])
+        one_layer = replace(request, scores=request.scores.flatten(0, 1)[None])  # of all heads
+        return super().allocate(one_layer).view(request.scores.shape[:2])
