@@ -239,20 +239,9 @@ class HeadRankers(nn.Module):
             stacked = keys.device.type != "cpu" or self.dtype == torch.bfloat16
         if stacked:
             return _run_network(spec, weights, inputs, contexts, gapped_positions)
-        # split, not sliced: the gradient of a slice is as large as that of all heads
-        of_weights = {name: torch.split(tensor, 1) for name, tensor in weights.items()}
-        of_inputs = {name: torch.split(tensor, 1) for name, tensor in inputs.items()}
-        scores = [
-            _run_network(
-                spec,
-                {name: tensors[head] for name, tensors in of_weights.items()},
-                {name: tensors[head] for name, tensors in of_inputs.items()},
-                contexts,
-                None if gapped_positions is None else gapped_positions[head : head + 1],
-            )
-            for head in range(count)
-        ]
-        return torch.cat(scores)  # [a, N]
+        gapped = [None] * count if gapped_positions is None else gapped_positions[:, None]
+        by_head = zip(_split_heads(weights), _split_heads(inputs), gapped, strict=True)
+        return torch.cat([_run_network(spec, w, x, contexts, p) for w, x, p in by_head])  # [a, N]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -309,6 +298,13 @@ def bytes_per_token(spec: RankerSpec) -> int:
     """
     taps = 2 * spec.neighbours + 1 if spec.neighbours else 0
     return 4 * (13 * spec.hidden + 2 * spec.head_dim + 2 * taps)
+
+
+def _split_heads(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Tensors [a, ...] by name, of each head alone: [1, ...]."""
+    # Split, not sliced: the gradient of a slice is as large as that of all heads.
+    by_head = zip(*(torch.split(tensor, 1) for tensor in tensors.values()), strict=True)
+    return [dict(zip(tensors, parts, strict=True)) for parts in by_head]
 
 
 def _make_inputs(

@@ -166,7 +166,13 @@ def _build(
     return instance_of(thing, f"{kind} {name}", written.options), f"{kind} {name}"
 
 
-def split_sides(spec: Any, allocator: Any) -> tuple[Any, Any]:  # noqa: ANN401
+ScorerSpec = str | Scorer | type[Scorer]
+AllocatorSpec = str | Allocator | type[Allocator]
+
+
+def split_sides(
+    spec: ScorerSpec, allocator: AllocatorSpec | None
+) -> tuple[ScorerSpec, AllocatorSpec | None]:
     """Scorer and allocator of `SCORER[+ALLOCATOR]`, or of two sides; UsageError for three."""
     left, right = names.split_method(spec) if isinstance(spec, str) else (spec, None)
     if right is not None and allocator is not None:
@@ -174,15 +180,20 @@ def split_sides(spec: Any, allocator: Any) -> tuple[Any, Any]:  # noqa: ANN401
     return left, allocator if right is None else right
 
 
-def resolve_method(scorer: Any, allocator: Any = None) -> tuple[Any, Any]:  # noqa: ANN401
+def resolve_method(
+    scorer: ScorerSpec, allocator: AllocatorSpec | None = None
+) -> tuple[Scorer, Allocator | None]:
     """Scorer and allocator of `METHOD[+ALLOCATOR]` or `POLICY[+ALLOCATOR]`, or of two sides.
 
     A policy is named as for `load_policy`; a side that is an object stays as it is. Without an
     allocator there is None. Raises as `make_method` and `load_policy`.
     """
     left, allocator = split_sides(scorer, allocator)
-    named = isinstance(left, str) and left not in ("", *SCORERS)
-    if named and (names.policy_kind(left) is not None or ("/" in left and ":" not in left)):
+    if (
+        isinstance(left, str)
+        and left not in ("", *SCORERS)
+        and (names.policy_kind(left) is not None or ("/" in left and ":" not in left))
+    ):
         left = load_policy(left)
     left = make_scorer(left, policies=True)
     return (left, None) if allocator is None else make_method(left, allocator)
@@ -198,9 +209,7 @@ class ScorerAndAllocator(NamedTuple):
         return f"{self.scorer.name}+{self.allocator.name}"
 
 
-def make_method(
-    spec: str | Scorer | type[Scorer], allocator: str | Allocator | type[Allocator] | None = None
-) -> ScorerAndAllocator:
+def make_method(spec: ScorerSpec, allocator: AllocatorSpec | None = None) -> ScorerAndAllocator:
     """Build both sides of `SCORER[+ALLOCATOR]`, uniform without the second.
 
     The second side may be given as `allocator` instead. Raises as `make_scorer` and

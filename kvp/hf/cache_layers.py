@@ -407,13 +407,13 @@ def copy_layers(
     # Not deepcopy: a window is a view, whose whole storage that would copy.
     twins = {index: copy.copy(layer) for index, layer in untouched.items()}
     for twin in twins.values():
-        vars(twin).update(_clone_item(vars(twin)))
+        vars(twin).update({name: _clone_item(value) for name, value in vars(twin).items()})
         if entries is not None:
             twin.reorder_cache(entries)
     return twins
 
 
-def _clone_item(item: Any) -> Any:  # noqa: ANN401
+def _clone_item(item: object) -> object:
     if isinstance(item, dict):
         return {key: _clone_item(value) for key, value in item.items()}
     return item.clone() if isinstance(item, Tensor) else item

@@ -44,9 +44,9 @@ OPEN: list[Call] = []
 
 
 @contextmanager
-def calling(model: PreTrainedModel, block: object = None, **facts: Any) -> Iterator[Call]:  # noqa: ANN401
+def calling(model: PreTrainedModel, block: object = None, prompt_end: int = 0) -> Iterator[Call]:
     """Enter a `Call`; it may end in another context than it began in."""
-    call = Call(model=model, block=block, **facts)
+    call = Call(model=model, block=block, prompt_end=prompt_end)
     _CALLS.set((*_CALLS.get(), call))
     try:
         yield call
@@ -104,12 +104,14 @@ def install_dispatch(model: PreTrainedModel) -> Undo:
     return undo.close
 
 
-def _dispatching_method(name: str, method: Callable[..., Any], model: PreTrainedModel) -> Any:  # noqa: ANN401
+def _dispatching_method(
+    name: str, method: Callable[..., object], model: PreTrainedModel
+) -> Callable[..., object]:
     """A replacement of `method` that calls the open block; deep copies bind it to the copy."""
 
     @wraps(getattr(type(model), name))
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator, no-untyped-call]
-    def call(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def call(self: PreTrainedModel, *args: object, **kwargs: object) -> object:
         run = method if self is model else partial(getattr(type(self), name), self)
         here = block_call(self)
         if here is not None:

@@ -183,19 +183,21 @@ class EvictingBlock(AbstractContextManager[Kept]):
         self._open.close()
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator, no-untyped-call]
-    def forward(self, run: Callable[..., Any], call: Call, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def forward(
+        self, run: Callable[..., Any], call: Call, *args: object, **kwargs: object
+    ) -> object:
         """A pass of the model, `run`, with an evicting cache and an eviction after it."""
         model = self.evictor.model
-        kwargs = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
-        if kwargs.get("inputs_embeds") is not None:
+        arguments = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
+        if arguments.get("inputs_embeds") is not None:
             raise UsageError("inside evicting(...) pass input_ids, not inputs_embeds")
-        this_pass = None if kwargs.get("input_ids") is None else self._begin(call, kwargs)
+        this_pass = None if arguments.get("input_ids") is None else self._begin(call, arguments)
         with install_dispatch(model), calling(model):  # a method's passes are left alone
             if this_pass is None:
-                return run(**kwargs)  # which says what is missing
+                return run(**arguments)  # which says what is missing
             try:
                 with this_pass.hidden.recording(model) if this_pass.hidden else nullcontext():
-                    output = run(**kwargs)
+                    output = run(**arguments)
                 self.evictor.end(this_pass)
             except BaseException:
                 this_pass.cache.recorder = None
@@ -203,15 +205,15 @@ class EvictingBlock(AbstractContextManager[Kept]):
         return output
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _begin(self, call: Call, kwargs: dict[str, Any]) -> ForwardPass:
-        this_pass = prepare_pass(self.evictor.model, call, kwargs, self._parameters)
+    def _begin(self, call: Call, arguments: dict[str, Any]) -> ForwardPass:
+        this_pass = prepare_pass(self.evictor.model, call, arguments, self._parameters)
         cache, kept = this_pass.cache, self._kept()
         if kept is not None and (call.cache is cache or not call.prompt_end):
             kept.cache = cache
         self.evictor.begin(this_pass)
         return this_pass
 
-    def generate(self, run: Callable[..., Any], _: Call, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def generate(self, run: Callable[..., Any], _: Call, *args: object, **kwargs: object) -> object:
         """`generate(...)`, after which `kept` tells of the answer's cache alone."""
         model = self.evictor.model
         arguments = {**dict(zip(("inputs",), args, strict=False)), **kwargs}

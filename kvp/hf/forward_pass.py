@@ -153,7 +153,7 @@ def _cache_of_pass(
     return EvictingCache.of(config) if cache is None else EvictingCache.adopt(cache, config)
 
 
-def _option(model: PreTrainedModel, kwargs: dict[str, Any], name: str) -> Any:  # noqa: ANN401
+def _option(model: PreTrainedModel, kwargs: dict[str, Any], name: str) -> object:
     """What a call says, or else the model's configuration."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, name, None) if kwargs.get(name) is None else kwargs[name]

@@ -115,9 +115,8 @@ def describe_mismatch(model: PreTrainedModel, recorded: object) -> str | None:
     if name and name == recorded.get("base_model"):
         return None
     bundled = name == NANO and model.dtype != torch.float16  # which does not hold all its weights
-    if (theirs == name and not bundled) or recorded["weights"] in (
-        weights_digest(model), weights_digest(model, torch.bfloat16),
-    ):  # fmt: skip
+    same, dtypes = theirs == name and not bundled, (torch.float32, torch.bfloat16)
+    if same or any(recorded["weights"] == weights_digest(model, dtype) for dtype in dtypes):
         return None
     ours = f"{name or type(model).__name__}{' with other weights' if theirs == name else ''}"
     return f"{theirs}, this model is {ours}"

@@ -87,11 +87,8 @@ class Prefill:
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> Prefill:
         """The same with inputs made anew, of `input_ids` [B, T] int64."""
-        inputs = ScorerInputs(
-            model, input_ids, self.keys, self.values,
-            hidden=self.hidden, untouched=self.untouched, tokenizer=tokenizer,
-        )  # fmt: skip
-        return replace(self, inputs=inputs)
+        recorded = self.keys, self.values, self.hidden, self.untouched
+        return replace(self, inputs=ScorerInputs(model, input_ids, *recorded, tokenizer))
 
     @property
     def tokens(self) -> int:

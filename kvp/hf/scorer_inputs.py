@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -154,7 +154,7 @@ class ScorerInputs:
                 size, tokenizer = len(embedding.weight), self.tokenizer
                 fed = noise_input(spec.tokens, spec.seed, vocabulary=size, tokenizer=tokenizer)
             ids = fed.expand(len(self.keys[0]), -1).to(self.keys[0].device)
-            self._signals[spec] = tuple(self._pass(ids, slice(0, self.tokens)))
+            self._signals[spec] = tuple(self._run_pass(ids, slice(0, self.tokens)))
         return self._signals[spec]
 
     def text(self, last: int) -> str:
@@ -168,15 +168,15 @@ class ScorerInputs:
         ids = self.token_ids.to(self.keys[0].device)
         for part, fed in reconstruction_inputs(ids, tokenizer, spec.chunk):
             window = slice(0, self.tokens) if spec.full else part
-            passed = self._pass(fed, window, sinks=spec.sinks, weighted=spec.weighted)
+            passed = self._run_pass(fed, window, sinks=spec.sinks, weighted=spec.weighted)
             for signal, received in zip(signals, passed, strict=True):
                 best = signal[..., window]  # [B, H, tokens of the window]
                 torch.maximum(best, received, out=best)
         return tuple(signals)
 
-    def _pass(self, fed: Tensor, window: slice, **options: Any) -> list[Tensor]:  # noqa: ANN401
-        model, keys, values = self.model, self.keys, self.values
-        return run_pass(model, keys, values, fed, window, untouched=self.untouched, **options)
+    @property
+    def _run_pass(self) -> partial[list[Tensor]]:
+        return partial(run_pass, self.model, self.keys, self.values, untouched=self.untouched)
 
     def _known_tokenizer(self, purpose: str) -> PreTrainedTokenizerBase:
         if self.tokenizer is None:
