@@ -1,8 +1,9 @@
 """Layers of the evicting cache: for equal numbers of tokens per head, and for uneven numbers.
 
-Every slot remembers the position of its token; slots that hold nothing carry `EMPTY`, which no
-query ever sees. Heads of different lengths lie flat, with a dense tail for the tokens fed after the
-eviction (`docs/decisions.md#ragged-heads`). The caches of layers that nothing is evicted from are
+An entry is one prompt of the batch, a slot the place of one token in a head. Every slot remembers
+the position of its token; an empty one carries `EMPTY`, which no query ever sees. Heads of
+different lengths lie flat, with a dense tail for the tokens fed after the eviction
+(`docs/decisions.md#ragged-heads`). The caches of layers that nothing is evicted from are
 transformers' own (`UntouchedLayer`). Left out: rollback (`crop`), offloading, gradients.
 """
 
@@ -62,7 +63,7 @@ class EvictingLayer(DynamicLayer):
         self.unattended = False
         """True between `update` and `attend`, which brings the positions."""
         self._stored = 0  # slots of the storage that are used
-        self._gaps = False  # True once some slot may be EMPTY
+        self._has_empty = False  # True once some slot may be EMPTY
         self.newest: Tensor | None = None
         """[B] int64: position of the newest token fed to each entry; None before the first one."""
 
@@ -184,7 +185,7 @@ class EvictingLayer(DynamicLayer):
             new_positions = new_positions.masked_fill(~real, EMPTY)
         if self.is_first:
             self._check_tokens(module, new_positions)
-        self._gaps |= mask is not None
+        self._has_empty |= mask is not None
         self._storage[2][:, :, self._stored - tokens : self._stored] = new_positions[:, None]
         self.unattended = False
         return self._attend(module, query, mask, options)
@@ -194,7 +195,7 @@ class EvictingLayer(DynamicLayer):
 
         None for all of them: one new token sees every slot, unless some are empty.
         """
-        if tokens == 1 and not self._gaps:
+        if tokens == 1 and not self._has_empty:
             return None
         return see_slots(self._used[2], options["position_ids"])
 

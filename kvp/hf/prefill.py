@@ -110,7 +110,7 @@ class Prefill:
             assert self.inputs is not None
             extras = self.inputs.for_needs(needs)
         layers = range(len(self.keys)) if self.layers is None else self.layers
-        asked = needs.question and self.question_tokens
+        question = self.question_tokens + self.fed_again if self.question_tokens else 0
         future = future if needs.future else None
         if future is not None and self.fed_again:
             future = [F.pad(importance, (0, self.fed_again)) for importance in future]
@@ -120,7 +120,7 @@ class Prefill:
                 layer=layers[index], keys=keys, values=values, budget=budget,
                 positions=torch.arange(tokens, device=keys.device).expand(batch, tokens),
                 queries=self._recent_queries(index, needs), fed_again=self.fed_again,
-                question_tokens=self.question_tokens + self.fed_again if asked else 0,
+                question_tokens=question if needs.question else 0,
                 future=None if future is None else future[index], **extras[index],
             )  # fmt: skip
 

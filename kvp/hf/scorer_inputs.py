@@ -138,7 +138,7 @@ class ScorerInputs:
         the softmax runs over the whole cache, and the largest is taken over all passes.
         """
         if spec not in self._signals:
-            self._signals[spec] = self._replay(spec)
+            self._signals[spec] = self._repeat_context(spec)
         return self._signals[spec]
 
     def noise(self, spec: Noise) -> tuple[Tensor, ...]:
@@ -162,7 +162,7 @@ class ScorerInputs:
         tokenizer, (ids,) = self._known_tokenizer("reading the prompt's text"), self.token_ids
         return str(tokenizer.decode(ids[-last:].tolist(), skip_special_tokens=True))
 
-    def _replay(self, spec: Reconstruction) -> tuple[Tensor, ...]:
+    def _repeat_context(self, spec: Reconstruction) -> tuple[Tensor, ...]:
         tokenizer = self._known_tokenizer("replaying the context (kvzip, contrastkv)")
         signals = [keys.new_zeros(keys.shape[:3], dtype=torch.float32) for keys in self.keys]
         ids = self.token_ids.to(self.keys[0].device)

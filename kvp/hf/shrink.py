@@ -4,11 +4,10 @@ One prefill makes many caches: `score_and_select` scores it once for all budgets
 method, `gather` makes a cache of the tokens that stay, `shrink` shrinks the cache of the prefill.
 Prompts without padding are scored together, padded ones one at a time: views hold no padding.
 
-A cache that has been shrunk before is ranked by scores of what it still holds (`shrink_again`).
-Heads hold different tokens by then, so views carry positions per head; where heads hold different
-numbers of tokens, or a batch is padded, each head has a view of its own. Scorers see every token
-that is stored, and the queries of the latest ones. Left out there: methods that read the whole
-prompt once more, or statistics of it.
+A cache that has been shrunk before is shrunk again by `shrink_again`. Its heads hold different
+tokens, so views carry positions per head; where heads hold different numbers of tokens, or a batch
+is padded, each head has a view of its own. Scorers see every token that is stored, and the queries
+of the latest ones. Methods that read the whole prompt once more, or statistics of it, are refused.
 """
 
 from __future__ import annotations
@@ -83,14 +82,12 @@ def shrink(
     kept: list[Tensor] = []  # per prompt [L, H, S], counted with padding
     alone = rule.scorer.needs.text > 0
     for batch, part in split_batch(prefill, padding, model, input_ids, tokenizer, one_by_one=alone):
-        pad = padding[batch.start]
-        budget = budgets[batch.start]
+        pad, budget = padding[batch.start], budgets[batch.start]
         chosen = [all_tokens(part)] * part.keys[0].shape[0]
         if rule.allocator is not None or budget < part.tokens:
             choice = Choice(budget, rule.protection, rule.allocator)
             ((_, chosen),) = score_and_select(part, rule.scorer, [choice])
-        for tokens in chosen:
-            kept.append(torch.where(tokens == EMPTY_SLOT, tokens, tokens + pad))
+        kept += [torch.where(tokens == EMPTY_SLOT, tokens, tokens + pad) for tokens in chosen]
     if all(tokens.shape[-1] == columns and bool((tokens != EMPTY_SLOT).all()) for tokens in kept):
         return
     with cache.changing():
@@ -190,7 +187,7 @@ def shrink_again(
             ours = [layer[entry] for layer in queries]
             entry_queries = [layer[:, ~layer[0, :, 0].isnan()] for layer in ours]
         layers = [
-            _Layer(index, keys[entry], values[entry], positions[entry], latest)
+            _LayerOfEntry(index, keys[entry], values[entry], positions[entry], latest)
             for (index, keys, values, positions), latest in zip(stored, entry_queries, strict=True)
         ]
         kept.append(_select_slots(layers, rule, budget, prompt))
@@ -207,8 +204,8 @@ def shrink_again(
 
 
 @dataclass(frozen=True)
-class _Layer:
-    """What one layer holds of one batch entry."""
+class _LayerOfEntry:
+    """What one layer holds of one entry of the batch."""
 
     index: int
     """In the model."""
@@ -268,7 +265,7 @@ def _count_latest(positions: Tensor, wanted: int) -> int:
 
 
 def _select_slots(
-    layers: Sequence[_Layer], rule: EvictionRule, budget: int, prompt_tokens: int
+    layers: Sequence[_LayerOfEntry], rule: EvictionRule, budget: int, prompt_tokens: int
 ) -> list[Tensor]:
     """Slots of one batch entry that stay: per layer [H, S] int64, `EMPTY_SLOT` after the last."""
     if rule.allocator is not None and hasattr(rule.allocator, "pooled"):
