@@ -110,7 +110,7 @@ def check_flag(flag: str, parse: Callable[[str], object], text: str) -> None:
 
 def _is_learned(method: str) -> bool:
     """Whether a method is that of `--policies`, whatever else its name has."""
-    return known_names.split_specification(known_names.split_method(method)[0])[0] == LEARNED
+    return known_names.Specification.split(known_names.split_method(method)[0]).base == LEARNED
 
 
 def _numbers(flag: str, text: str | None, *, most: float) -> tuple[float, ...] | None:

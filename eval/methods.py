@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -188,14 +187,14 @@ def foreign_names(settings: TunedSettings) -> Iterator[tuple[str, str]]:
         of_scorer = "--methods", chosen.scorer, {*SCORERS, LEARNED}
         of_allocator = "--allocators", chosen.allocator, ALLOCATORS
         for flag, spec, own in (of_scorer, of_allocator):
-            if Specification.parse(spec, "method").name not in own:
-                yield flag, spec.partition("(")[0]
+            if (written := Specification.parse(spec, "method")).base not in own:
+                yield flag, written.name
 
 
 def _refuse_unnamed(settings: TunedSettings, text: str, given: Iterable[MethodArgument]) -> None:
     """Raise UsageError where a settings file names what is not kvp's own and no caller named."""
     texts = [one for one in given if isinstance(one, str) and _tuned_path(one) is None]
-    named = {side.partition("(")[0] for one in texts for side in split_method(one) if side}
+    named = {Specification.split(side).name for one in texts for side in split_method(one) if side}
     for flag, name in foreign_names(settings):
         if name not in named:
             more = f",{text}" if flag == "--methods" else ""
@@ -246,9 +245,8 @@ def method_of(scorer: Scorer, **of_policy: Any) -> Method:  # noqa: ANN401
         seed, label = scorer.metadata.get("training", {}).get("seed"), Path(scorer.label).name
         method = Method(method=LEARNED, policy=label, policy_seed=seed, scorer=scorer)
         return replace(method, **of_policy)
-    name = re.split(r"[:(]", scorer.name)[0]
-    variant = scorer.name.removeprefix(name).strip(":()") or DEFAULT_VARIANT
-    return Method(method=name, variant=variant, scorer=scorer)
+    named = Specification.split(scorer.name)
+    return Method(method=named.base, variant=named.variant or DEFAULT_VARIANT, scorer=scorer)
 
 
 def learned_methods(arguments: Sequence[str]) -> list[Method]:

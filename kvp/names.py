@@ -1,6 +1,16 @@
-"""Names that a command line checks before torch is imported: methods, allocators, policies, models.
+"""Names of methods, allocators, policies and models, which command lines check without torch.
 
-A new scorer or allocator is a file in `policies`, a name here and its class in `policies.registry`.
+Scorers and allocators are written with their options (`Specification`):
+
+    snapkv                              the method's defaults
+    snapkv:kvpress                      a published preset
+    snapkv(window=16,pool=avg)          options; they may follow a preset, too
+    evolved:runs/evolve                 a file, for what is made from one
+    package.module:Name(step=3)         a class or an object of your own
+    snapkv:kvpress+ada(safeguard=0.3)   a scorer and an allocator
+
+Files may have any name without comma, plus sign and parentheses. A new scorer or allocator is a
+file in `policies`, a name here and its class in `policies.registry`.
 """
 
 from __future__ import annotations
@@ -8,6 +18,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -59,6 +71,82 @@ NO_TRACES = "no trace store at {}: no such folder; kvp collect makes one"
 _LONGEST_NAME = 1000
 _NEVER_SHOWN = ("Cc", "Cs", "Zl", "Zp")
 """Categories of Unicode: control characters, halves of surrogate pairs, ends of lines."""
+Value = int | float | str | bool
+"""Types of an option in a specification."""
+_FORM = re.compile(r"\s*[\w.-]+\s*(:\s*[^\s(),+][^(),+]*)?(\([^()]*\)\s*)?")
+_INTEGER = re.compile(r"[+-]?\d+")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specification:
+    """A scorer or an allocator as it is written: `BASE:ARGUMENT(OPTIONS)`."""
+
+    base: str
+    """Name of a method or an allocator, or the module of an object."""
+    argument: str | None
+    """Part after the colon: a preset, a file or a name in the module; None without a colon."""
+    option_text: str
+    """Part between the parentheses; empty without."""
+    text: str = field(compare=False)
+    """As it was written."""
+
+    @classmethod
+    def split(cls, text: str) -> Specification:
+        """Take any text apart; only `parse` refuses one."""
+        front, _, behind = text.strip().partition("(")
+        base, _, argument = (part.strip() for part in front.partition(":"))
+        options = re.sub(r"\s*([,=])\s*", r"\1", behind.removesuffix(")").strip())
+        return cls(base=base, argument=argument or None, option_text=options, text=text)
+
+    @classmethod
+    def parse(cls, text: str, kind: str) -> Specification:
+        """Take one without plus sign apart; UsageError, which calls it `kind`, for any other."""
+        if _FORM.fullmatch(text) is None:
+            more = ", without an allocator" if "+" in text else ""
+            raise UsageError(
+                f"{kind} {text!r} is not of the form name, name:preset or name(option=value){more}"
+            )
+        _ = (written := cls.split(text)).options  # reading them checks them
+        return written
+
+    @property
+    def name(self) -> str:
+        """Without options: `snapkv:paper`, `package.module:Name`."""
+        return self.base if self.argument is None else f"{self.base}:{self.argument}"
+
+    @property
+    def variant(self) -> str:
+        """Preset or options as rows have them, `paper` or `window=16`; empty for the defaults."""
+        return self.text.strip().removeprefix(self.base).strip(":()")
+
+    @cached_property
+    def options(self) -> dict[str, Value]:
+        """Values by option; UsageError where a part is not `option=value` or is there twice."""
+        options: dict[str, Value] = {}
+        for part in filter(None, self.option_text.split(",")):
+            option, equals, value = part.partition("=")
+            if not equals or not option or not value:
+                raise UsageError(f"{self.base}: {part!r} is not of the form option=value")
+            if option in options:
+                raise UsageError(f"{self.base}: option {option!r} is given twice")
+            if value.lower() in ("true", "false"):
+                options[option] = value.lower() == "true"
+            elif _INTEGER.fullmatch(value):
+                options[option] = int(value)
+            else:
+                options[option] = float(value) if _NUMBER.fullmatch(value) else value
+        return options
+
+
+def split_method(text: str) -> tuple[str, str | None]:
+    """Scorer and allocator, or None, of `SCORER[+ALLOCATOR]`; options may hold a plus, too."""
+    depth = 0
+    for index, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if letter == "+" and depth == 0:
+            return text[:index].strip(), text[index + 1 :].strip()
+    return text.strip(), None
 
 
 def plain_name(name: str) -> str:
@@ -109,7 +197,7 @@ def check_policy(name: str, flag: str = "") -> None:
             f"{flag}{name!r} names an allocator, too: name the policy alone here, the allocator in "
             "evicting(...) or as POLICY+ALLOCATOR in --methods"
         )
-    if split_specification(name)[0] in SCORER_NAMES:
+    if Specification.split(name).base in SCORER_NAMES:
         raise PolicyError(
             f"{flag}{name!r} is a method, not a policy: give it to --method (kvp compress), "
             "--methods (kvp eval) or make_scorer"
@@ -139,23 +227,6 @@ def check_allocators(specs: Iterable[str], flag: str) -> None:
             raise UsageError(f"--{flag}: {message}")
 
 
-def split_method(text: str) -> tuple[str, str | None]:
-    """Scorer and allocator, or None, of `SCORER[+ALLOCATOR]`; options may hold a plus, too."""
-    depth = 0
-    for index, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if letter == "+" and depth == 0:
-            return text[:index].strip(), text[index + 1 :].strip()
-    return text.strip(), None
-
-
-def split_specification(text: str) -> tuple[str, str, str, str]:
-    """Name, colon, argument, and all from the first parenthesis on, of `NAME:ARGUMENT(OPTIONS)`."""
-    front, parenthesis, options = text.strip().partition("(")
-    name, colon, argument = (part.strip() for part in front.partition(":"))
-    return name, colon, argument, parenthesis + options
-
-
 def name_error(
     kind: str, spec: str, names: Collection[str], others: Sequence[str] = (), policy: str = ""
 ) -> str:
@@ -164,8 +235,8 @@ def name_error(
     A name without a dot is a module's only if there is such a module: a misspelt method is none.
     The `others` are suggested and not listed; `policy` is the text where it could name a policy.
     """
-    name, _, argument, _ = split_specification(spec)
-    module = is_object_name(f"{name}:{argument}")
+    written = Specification.split(spec)
+    name, module = written.base, is_object_name(written.name)
     own = module and ("." in name or module_exists(name))
     if not name or name in (*names, *others) or own:
         return ""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError, did_you_mean
+from kvp.names import Value
 from kvp.ranking import Request
 from kvp.scoring import Needs, View
 
@@ -27,9 +28,6 @@ AUTO = "auto"
 
 FORCED = 2.0
 """Score above every probability: of tokens that a method always keeps, newest first."""
-
-Value = int | float | str | bool
-"""Types of an option in a specification."""
 
 Presets = Mapping[str, Mapping[str, Any]]
 """Published settings: preset name -> options."""

@@ -1,27 +1,17 @@
-"""Scorers and allocators: which there are, and how a user names them.
+"""Scorers and allocators: which there are, and how one is made of its specification (`kvp.names`).
 
-Both are written with their options (`policies.base`):
-
-    snapkv                              the method's defaults
-    snapkv:kvpress                      a published preset
-    snapkv(window=16,pool=avg)          options; they may follow a preset, too
-    evolved:runs/evolve                 a file, for what is made from one
-    package.module:Name(step=3)         a class or an object of your own
-    snapkv:kvpress+ada(safeguard=0.3)   a scorer and an allocator
-
-Files may have any name without comma, plus sign and parentheses. Learned policies are not named
-here: they are directories (`policies.policy_files`).
+Learned policies are not named here: they are directories (`policies.policy_files`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from kvp import names
 from kvp.errors import UsageError
+from kvp.names import KVZAP, OTHER_METHODS, UNIFORM, Value, name_error, split_method
+from kvp.names import Specification as Specification
 from kvp.plugins import class_label, import_object, instance_of
 from kvp.ranking import Allocator
 from kvp.scoring import Needs, Scorer, SelfSizing, check_allocator, check_scorer
@@ -33,7 +23,7 @@ from policies.allocators.self_sized import SelfSized
 from policies.allocators.shared import Shared
 from policies.allocators.uniform import Uniform
 from policies.allocators.windowkv import WindowKVAllocator
-from policies.base import BaseAllocator, BaseScorer, Component, Value
+from policies.base import BaseAllocator, BaseScorer, Component
 from policies.contrastkv import ContrastKV
 from policies.controls import Oracle, Random, RandomPerLayer, RandomPinned, Ring
 from policies.expected_attention import ExpectedAttention
@@ -55,52 +45,6 @@ from policies.windowkv import WindowKV
 def sizes_itself(allocator: object) -> bool:
     """Whether an allocator ignores the budget and takes the sizes that the scorer gives."""
     return bool(getattr(allocator, "sized_by_scorer", False))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Specification:
-    """A scorer or an allocator as written on a command line."""
-
-    name: str
-    argument: str | None
-    """Part after the colon: a preset or a file; None without a colon."""
-    options: Mapping[str, Value]
-    text: str = field(compare=False)
-    """As it was written."""
-
-    @classmethod
-    def parse(cls, text: str, kind: str) -> Specification:
-        """Take one without plus sign apart; messages call it `kind`: method, allocator."""
-        name, colon, argument, behind = names.split_specification(text)
-        whole = f"{name}{colon}{argument}{behind}"
-        if re.fullmatch(r"[\w.-]+(:[^(),+]+)?(\([^()]*\))?", whole) is None:
-            more = ", without an allocator" if "+" in text else ""
-            raise UsageError(
-                f"{kind} {text!r} is not of the form name, name:preset or name(option=value){more}"
-            )
-        options = _parse_options(name, behind[1:-1])
-        return cls(name=name, argument=argument or None, options=options, text=text)
-
-
-_INTEGER = re.compile(r"[+-]?\d+")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-
-
-def _parse_options(name: str, text: str) -> dict[str, Value]:
-    options: dict[str, Value] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        option, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not option or not value:
-            raise UsageError(f"{name}: {part!r} is not of the form option=value")
-        if option in options:
-            raise UsageError(f"{name}: option {option!r} is given twice")
-        if value.lower() in ("true", "false"):
-            options[option] = value.lower() == "true"
-        elif _INTEGER.fullmatch(value):
-            options[option] = int(value)
-        else:
-            options[option] = float(value) if _NUMBER.fullmatch(value) else value
-    return options
 
 
 def attention_free(method: str) -> bool:
@@ -137,7 +81,7 @@ def make_allocator(spec: str | Specification | Allocator | type[Allocator]) -> A
 
 def _refuse_own_name(name: str, kind: type, label: str, kinds: Mapping[str, type | None]) -> None:
     """Raise UsageError where another class has a name of kvp's own: results would be mixed up."""
-    name = re.split(r"[:(]", name)[0]
+    name = Specification.split(name).base
     if kind is not kinds.get(name, kind):
         raise UsageError(f"{label}: kvp has its own {name!r}; give it another name")
 
@@ -154,16 +98,16 @@ def _build(
         label = class_label(kind, spec)
         return instance_of(spec, label), label
     written = Specification.parse(spec, kind) if isinstance(spec, str) else spec
-    name = f"{written.name}:{written.argument}"
-    if written.name in known:
-        return known[written.name](written.argument, written.options), f"{kind} {name}"
+    label = f"{kind} {written.name}"
+    if written.base in known:
+        return known[written.base](written.argument, written.options), label
     policy = written.text if policies else ""
-    if message := names.name_error(kind, written.text, known, policy=policy):
+    if message := name_error(kind, written.text, known, policy=policy):
         raise UsageError(message)
-    thing = import_object(name, kind)
+    thing = import_object(written.name, kind)
     if isinstance(thing, type) and issubclass(thing, Component):
         thing.check_options(written.options)
-    return instance_of(thing, f"{kind} {name}", written.options), f"{kind} {name}"
+    return instance_of(thing, label, written.options), label
 
 
 ScorerSpec = str | Scorer | type[Scorer]
@@ -174,7 +118,7 @@ def split_sides(
     spec: ScorerSpec, allocator: AllocatorSpec | None
 ) -> tuple[ScorerSpec, AllocatorSpec | None]:
     """Scorer and allocator of `SCORER[+ALLOCATOR]`, or of two sides; UsageError for three."""
-    left, right = names.split_method(spec) if isinstance(spec, str) else (spec, None)
+    left, right = split_method(spec) if isinstance(spec, str) else (spec, None)
     if right is not None and allocator is not None:
         raise UsageError(f"{spec}: the allocator is given twice")
     return left, allocator if right is None else right

@@ -82,7 +82,7 @@ def _make_search(config: TuneConfig, spec: str, allocator_spec: str | None) -> S
     scorer, written = seeds[0].scorer, seeds[0].written[0]
     fixed, published = set[str](), list[Method]()
     if isinstance(scorer, Component) and written:
-        preset = written.argument if written.name in SCORERS else None  # else a class
+        preset = written.argument if written.base in SCORERS else None  # else a class
         fixed = {*written.options, *scorer.presets.get(preset or "", {})}
         if not written.options and preset is None:
             published = [method_of(scorer.build(name, {})) for name in scorer.presets]

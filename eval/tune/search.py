@@ -68,10 +68,10 @@ class Search:
         written = self.seeds[0].written[0]
         if method.scorer is None or written is None or method.ranking == self.seeds[0].ranking:
             return self.scorer
-        if written.name in (*SCORERS, *FROM_OUTSIDE):
+        if written.base in (*SCORERS, *FROM_OUTSIDE):
             return method.scorer.name
         assert isinstance(method.scorer, Component)  # no other scorer has settings
-        return f"{written.name}:{written.argument}({method.scorer.changed_options})"
+        return f"{written.name}({method.scorer.changed_options})"
 
     def allocator_spec(self, method: Method) -> str:
         """Specification of a setting's allocator, for `--methods`."""
