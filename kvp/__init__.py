@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from inspect import signature
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -43,15 +43,19 @@ __all__ = [
 _MODULES = {
     "Protection": "kvp.ranking",
     "TraceReader": "kvp.store",
+    "compress": "kvp.hf.contexts",
+    "evicting": "kvp.hf",
+    "load_context": "kvp.hf.contexts",
+    "load_model": "kvp.hf",
+    "load_policy": "policies",
+    "make_allocator": "policies",
+    "make_method": "policies",
+    "make_scorer": "policies",
     "model_card": "eval.card",
-    **dict.fromkeys(("evicting", "load_model", "prefill_and_evict"), "kvp.hf"),
-    **dict.fromkeys(("compress", "load_context"), "kvp.hf.contexts"),
-    **dict.fromkeys(
-        ("load_policy", "make_allocator", "make_method", "make_scorer", "resolve_method"),
-        "policies",
-    ),
+    "prefill_and_evict": "kvp.hf",
+    "resolve_method": "policies",
 }
-"""Name -> the module that has it."""
+"""The module of each name that is imported at its first use, because it takes torch or pandas."""
 
 
 @in_python()
@@ -68,7 +72,8 @@ def collect(**settings: Any) -> None:  # noqa: ANN401
 def train(**settings: Any) -> None:  # noqa: ANN401
     """Write a policy, as kvp train does: `train(traces="runs/traces", out="runs/policy", ...)`.
 
-    Settings and errors as `collect`; `kvp train --help` lists its flags.
+    Settings are its flags, which `kvp train --help` lists. Raises KvpError on anything the caller
+    can mend.
     """
     _run("train", "TrainConfig", settings)
 
@@ -145,22 +150,18 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
-def _public_property(name: str) -> property:
-
-    def load(_: object) -> Any:  # noqa: ANN401
-        thing = getattr(import_own(_MODULES[name]), name)
-        if name in ("compress", "evicting", "prefill_and_evict"):
-            return _by_name(thing)
-        return thing if isinstance(thing, type) else in_python()(thing)
-
-    return property(load)
-
-
 @cache
-def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose `scorer` and `allocator` may be names: "snapkv+ada", "nano", "org/name"."""
+def _load(name: str, _: object) -> Any:  # noqa: ANN401
+    """A name of `_MODULES`; functions have the messages of `in_python`."""
+    thing = getattr(import_own(_MODULES[name]), name)
+    if name in ("compress", "evicting", "prefill_and_evict"):
+        thing = _take_names(thing)
+    return thing if isinstance(thing, type) else in_python()(thing)
 
-    @in_python()
+
+def _take_names(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let `scorer` and `allocator` of a function be names: "snapkv+ada", "nano", "org/name"."""
+
     @wraps(function)
     def taking_names(*args: Any, **options: Any) -> Any:  # noqa: ANN401
         known = signature(function)
@@ -179,6 +180,7 @@ def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:
     return taking_names
 
 
-# Completion lists properties without reading them: `kvp.<TAB>` imports nothing.
-_PROPERTIES = {name: _public_property(name) for name in _MODULES}
+# Properties and no `__getattr__`: `kvp.<TAB>` lists properties without reading them, so that
+# completion imports nothing either.
+_PROPERTIES = {name: property(partial(_load, name)) for name in _MODULES}
 sys.modules[__name__].__class__ = type("Package", (ModuleType,), _PROPERTIES)
