@@ -114,7 +114,9 @@ def user_errors(code: object, what: str, hint: str = "") -> Iterator[None]:
     The line begins with `what` and ends with the place of the error, and with a `hint` where an
     object was not what the code took it for. Errors of kvp's own code are bugs and pass.
     """
-    module = getattr(code, "__module__", None) or ""
+    owner = getattr(code, "__self__", code)  # of a method its object
+    module = getattr(owner, "__module__", None) or ""
+    module = getattr(owner, "__globals__", {}).get("__name__", module)  # behind functools.wraps
     try:
         yield
     except KvpError:

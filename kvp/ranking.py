@@ -322,9 +322,9 @@ class Selection:
         """[L, H, N] int64 token indices, most important first."""
         return rank_tokens(self._scores, self._protection)
 
-    @cached_property
+    @property
     def _raised(self) -> Tensor:
-        return protected_scores(self._scores, self._protection)
+        return protected_scores(self._scores, self._protection)  # a copy, to be written to
 
     def _pool_by(self, allocator: Allocator | None) -> Selection:
         """The selection by the scores that a `Pooling` allocator makes; this one for others."""
@@ -334,7 +334,7 @@ class Selection:
             if known is allocator:
                 return selection
         name = allocator.name
-        with user_errors(allocator, f"allocator {name}"):
+        with user_errors(allocator.pooled, f"allocator {name}"):
             scores = allocator.pooled(self._raised)
             if scores.shape != self._scores.shape:
                 raise UsageError(

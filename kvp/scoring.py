@@ -167,25 +167,28 @@ class Scorer(Protocol):
         """Score every token of one layer: [B, H, N] float32, finite or -inf, never NaN."""
 
 
-def check_scorer(thing: object, label: str, hint: str = "") -> Scorer:
+def check_scorer(thing: Any, label: str, hint: str = "") -> Scorer:  # noqa: ANN401
     """The object itself, with `Needs()`, which asks for nothing, if it has no `needs`.
 
     UsageError, from `label` to `hint`, where it is no scorer.
     """
-    if hasattr(thing, "score") and not hasattr(thing, "needs"):
-        with suppress(AttributeError, TypeError):  # an object that takes no attribute
-            object.__setattr__(thing, "needs", Needs())  # also of a frozen dataclass
-    if isinstance(thing, Scorer) and isinstance(thing.needs, Needs):
-        return thing
-    missing = ", ".join(part for part in ("name", "needs", "score") if not hasattr(thing, part))
-    lacks = missing or "needs of type kvp.scoring.Needs"
-    raise UsageError(f"{label} is no scorer: it has no {lacks}{hint}")
+    with user_errors(thing, label):
+        if hasattr(thing, "score") and not hasattr(thing, "needs"):
+            with suppress(AttributeError, TypeError):  # an object that takes no attribute
+                object.__setattr__(thing, "needs", Needs())  # also of a frozen dataclass
+        missing = ", ".join(part for part in ("name", "score") if not hasattr(thing, part))
+        if missing or not isinstance(getattr(thing, "needs", None), Needs):
+            lacks = missing or "needs of type kvp.scoring.Needs"
+            raise UsageError(f"{label} is no scorer: it has no {lacks}{hint}")
+    scorer: Scorer = thing
+    return scorer
 
 
 def check_allocator(thing: object, label: str, hint: str = "") -> None:
     """Raise UsageError, from `label` to `hint`, where it is no `kvp.ranking.Allocator`."""
-    if not hasattr(thing, "name") or not hasattr(thing, "allocate"):
-        raise UsageError(f"{label} is no allocator: it takes name and allocate(request){hint}")
+    with user_errors(thing, label):
+        if not hasattr(thing, "name") or not hasattr(thing, "allocate"):
+            raise UsageError(f"{label} is no allocator: it takes name and allocate(request){hint}")
 
 
 def label_of(scorer: Scorer) -> str:
@@ -254,8 +257,9 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
 
 def _versions(view: View) -> list[int]:
     """Grow with changes in place; tensors made in inference mode do not count theirs."""
-    parts = (view.keys, view.values, view.queries)
-    return [part._version for part in parts if part is not None and not part.is_inference()]
+    holders = filter(None, (view, view.hidden, view.rope))
+    parts = [part for holder in holders for part in vars(holder).values()]
+    return [one._version for one in parts if isinstance(one, Tensor) and not one.is_inference()]
 
 
 def _without_budget(view: View) -> View:

@@ -109,8 +109,11 @@ class Component:
         component, known = getattr(cls, "base_name", cls.__name__), option_names(cls)
         for name in names:
             if name not in known:
-                unknown = f"{component} has no option {name!r}{did_you_mean(name, known)}"
-                raise UsageError(f"{unknown}: its options are {', '.join(known) or 'none'}")
+                why = f"its options are {', '.join(known) or 'none'}"
+                if name in cls.__annotations__ and "__dataclass_fields__" not in vars(cls):
+                    why = f"{cls.__name__} lacks @dataclass(frozen=True, kw_only=True)"
+                hint = did_you_mean(name, known)
+                raise UsageError(f"{component} has no option {name!r}{hint}: {why}")
 
 
 def option_names(kind: type[Component]) -> tuple[str, ...]:

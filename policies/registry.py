@@ -10,7 +10,16 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kvp.errors import UsageError
-from kvp.names import KVZAP, OTHER_METHODS, UNIFORM, Value, name_error, split_method
+from kvp.names import (
+    KVZAP,
+    LEARNED,
+    OTHER_METHODS,
+    UNIFORM,
+    Value,
+    name_error,
+    policy_kind,
+    split_method,
+)
 from kvp.names import Specification as Specification
 from kvp.plugins import class_label, import_object, instance_of
 from kvp.ranking import Allocator
@@ -63,8 +72,8 @@ def make_scorer(
     known = {name: kind.build for name, kind in SCORERS.items()}
     made, label = _build(spec, "method", {**known, **FROM_OUTSIDE}, policies=policies)
     scorer = check_scorer(made, label)
-    special = {names.LEARNED: LearnedScorer, names.KVZAP: KVzap}
-    builtin = {**SCORERS, **dict.fromkeys(names.OTHER_METHODS), **special}
+    special = {LEARNED: LearnedScorer, KVZAP: KVzap}
+    builtin = {**SCORERS, **dict.fromkeys(OTHER_METHODS), **special}
     _refuse_own_name(scorer.name, type(scorer), label, builtin)
     return scorer
 
@@ -136,7 +145,7 @@ def resolve_method(
     if (
         isinstance(left, str)
         and left not in ("", *SCORERS)
-        and (names.policy_kind(left) is not None or ("/" in left and ":" not in left))
+        and (policy_kind(left) is not None or ("/" in left and ":" not in left))
     ):
         left = load_policy(left)
     left = make_scorer(left, policies=True)
@@ -162,7 +171,7 @@ def make_method(spec: ScorerSpec, allocator: AllocatorSpec | None = None) -> Sco
     """
     left, allocator = split_sides(spec, allocator)
     scorer = make_scorer(left)
-    made = make_allocator(names.UNIFORM if allocator is None else allocator)
+    made = make_allocator(UNIFORM if allocator is None else allocator)
     if sizes_itself(made) and not isinstance(scorer, SelfSizing):
         raise UsageError(
             f"{scorer.name}+{made.name}: {scorer.name} does not say how many tokens it needs; "
@@ -188,5 +197,5 @@ ALLOCATORS: Mapping[str, type[BaseAllocator]] = {
     for kind in (Uniform, Pyramid, Ada, Global, WindowKVAllocator, Shared, SelfSized, Evolved)
 }
 
-FROM_OUTSIDE: Mapping[str, Builder] = {names.KVZAP: load_kvzap}
+FROM_OUTSIDE: Mapping[str, Builder] = {KVZAP: load_kvzap}
 """Methods whose weights or code do not come with kvp, written `NAME:WHAT`, by name."""
