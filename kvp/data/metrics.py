@@ -13,10 +13,11 @@ import string
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from kvp.errors import UsageError
 from kvp.plugins import require
 
 if TYPE_CHECKING:
@@ -177,14 +178,18 @@ def share_of_numbers(prediction: str, references: Sequence[str]) -> float:
 def first_number(prediction: str, references: Sequence[str]) -> float:
     """1 when the first number of the prediction has a reference's value (SCBench's math find).
 
-    A whole number is compared with the prediction's cut down to one.
+    A whole number is compared with the prediction's cut down to one. UsageError for a reference
+    that is no number.
     """
     match = _REAL.search(prediction)
     if match is None:
         return 0.0
     value = Decimal(match[0])
     whole = map(Decimal, filter(str.isdecimal, references))
-    return float(value in map(Decimal, references) or Decimal(int(value)) in whole)
+    try:
+        return float(value in map(Decimal, references) or Decimal(int(value)) in whole)
+    except InvalidOperation:
+        raise UsageError(f"metric first_number: a reference is no number: {references}") from None
 
 
 def choice_letter(prediction: str, references: Sequence[str]) -> float:
