@@ -74,7 +74,7 @@ def make_scorer(
     scorer = check_scorer(made, label)
     special = {LEARNED: LearnedScorer, KVZAP: KVzap}
     builtin = {**SCORERS, **dict.fromkeys(OTHER_METHODS), **special}
-    _refuse_own_name(scorer.name, type(scorer), label, builtin)
+    _check_name(scorer.name, type(scorer), label, builtin)
     return scorer
 
 
@@ -84,15 +84,17 @@ def make_allocator(spec: str | Specification | Allocator | type[Allocator]) -> A
     allocator: Allocator
     allocator, label = _build(spec, "allocator", known)
     check_allocator(allocator, label)
-    _refuse_own_name(allocator.name, type(allocator), label, ALLOCATORS)
+    _check_name(allocator.name, type(allocator), label, ALLOCATORS)
     return allocator
 
 
-def _refuse_own_name(name: str, kind: type, label: str, kinds: Mapping[str, type | None]) -> None:
-    """Raise UsageError where another class has a name of kvp's own: results would be mixed up."""
-    name = Specification.split(name).base
-    if kind is not kinds.get(name, kind):
-        raise UsageError(f"{label}: kvp has its own {name!r}; give it another name")
+def _check_name(name: str, kind: type, label: str, kinds: Mapping[str, type | None]) -> None:
+    """Raise UsageError on a name that another may have, too: results would be mixed up."""
+    base = Specification.split(name).base
+    if kind is not kinds.get(base, kind):
+        raise UsageError(f"{label}: kvp has its own {base!r}; give it another name")
+    if base not in kinds and any(mark in name for mark in "+:("):
+        Specification.parse(name, f"{label}: name")
 
 
 Builder = Callable[[str | None, Mapping[str, Value]], object]
