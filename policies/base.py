@@ -33,8 +33,8 @@ Presets = Mapping[str, Mapping[str, Any]]
 """Published settings: preset name -> options."""
 
 Limits = Mapping[str, Any]
-"""What options may be: an integer its least value (0 where it has none here), a number its least
-and its largest (0 and infinity), text its choices."""
+"""What options may be: a number its least value (0 where it has none here), or least and largest;
+text its choices. Of an option whose default is None the limit says which of them it is."""
 
 Grid = Mapping[str, Sequence[Value]]
 """Option -> values that `kvp tune` tries: all choices and `auto`, and numbers, beyond whose ends it
@@ -174,20 +174,23 @@ def _text(value: object) -> str:
 
 def _required_value(value: Any, default: object, limit: Any) -> str | None:  # noqa: ANN401
     """What an option with this default must be where `value` is not; None where it may be it."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if isinstance(default, float):
-        least, largest = limit if isinstance(limit, tuple) else (limit or 0, math.inf)
-        fits = number and least <= value <= largest and value != math.inf
-        bounds = f">= {least:g}" if largest == math.inf else f"from {least:g} to {largest:g}"
-        wanted = f"a number {bounds}"
-    elif isinstance(default, bool) or isinstance(limit, tuple):
+    if default is None:  # the limit tells the type
+        if value is None or limit is None:
+            return None
+        default = limit[0] if isinstance(limit, tuple) else limit
+    if isinstance(default, bool) or (isinstance(limit, tuple) and isinstance(limit[0], str)):
         choices = limit or (False, True)
         fits = any(value == choice and type(value) is type(choice) for choice in choices)
         wanted = f"one of {', '.join(map(_text, choices))}"
-    elif isinstance(default, int) or default == AUTO:
-        least = limit or 0
-        fits = default == AUTO == value or (type(value) is int and value >= least)
-        wanted = f"an integer >= {least}" + (" or auto" if default == AUTO else "")
+    elif isinstance(default, int | float) or default == AUTO:
+        least, largest = limit if isinstance(limit, tuple) else (limit or 0, math.inf)
+        whole = not isinstance(default, float)
+        number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+        fits = number and least <= value <= largest and value != math.inf
+        bounds = f">= {least:g}" if largest == math.inf else f"from {least:g} to {largest:g}"
+        wanted = f"{'an integer' if whole else 'a number'} {bounds}"
+        if default == AUTO:
+            fits, wanted = fits or value == AUTO, f"{wanted} or auto"
     else:
         return None
     return None if fits else wanted
