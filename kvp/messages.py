@@ -61,8 +61,8 @@ def render_chat(
 ) -> str:
     """What the tokenizer's `apply_chat_template` writes; with `prompt` it opens the answer's turn.
 
-    Raises UsageError as `check_messages`; ModelError, which names the tokenizer, where there is no
-    template, or one that refuses the messages.
+    Raises UsageError for a message without a role and a content of text; ModelError, which names
+    the tokenizer, where there is no template, or one that refuses the messages.
     """
     plain = check_messages(messages)
     if not tokenizer.chat_template:

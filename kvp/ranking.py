@@ -347,7 +347,7 @@ class Selection:
         return self._shared[-1][1]
 
     def counts(self, budget: int, allocator: Allocator | None = None) -> Tensor:
-        """Tokens per layer and KV head at `budget`: [L, H] int64; errors as `allocated_counts`."""
+        """Tokens per layer and KV head at `budget`: [L, H] int64; UsageError on unusable counts."""
         *heads, tokens = self._scores.shape
         if allocator is None:
             return torch.full(heads, min(budget, tokens), device=self._scores.device)
@@ -361,7 +361,7 @@ class Selection:
         return allocated_counts(allocator, request)
 
     def tokens(self, budget: int, allocator: Allocator | None = None) -> Tensor:
-        """Tokens that stay: [L, H, S] int64, ascending, then -1; errors as `counts`."""
+        """Tokens that stay: [L, H, S] int64, ascending, then -1; UsageError on unusable counts."""
         return self._pool_by(allocator).tokens_of(self.counts(budget, allocator))
 
     def tokens_of(self, counts: Tensor) -> Tensor:

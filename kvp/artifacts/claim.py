@@ -154,7 +154,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         return folder
 
     def begin(self, content: Mapping[str, Any]) -> bool:
-        """Write the marker of a new folder, False where there is one; errors as `refresh`."""
+        """Write the marker of a new folder; False, or the kind's error, where it has one."""
         made = write_sealed_json(self.path / self._kind.marker, content, new=True)
         self.refresh(content["identity"])
         return made

@@ -136,8 +136,8 @@ def check_claims(path: Place) -> None:
 def replacing(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
     """Yield a stream for new content; it takes the place of `path` unless the block fails.
 
-    FileExistsError, and nothing is written, where it is to be `new` and there is a file by then;
-    errors as `check_claims`.
+    FileExistsError, and nothing is written, where it is to be `new` and there is a file by then.
+    Raises the error of a claimed folder (`check_claims`) that was deleted, moved or replaced.
     """
     partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
     with naming(path):
@@ -177,7 +177,7 @@ def naming(path: Place) -> Iterator[None]:
     """Name the file in an OSError of the block: a write to a full disk does not say where.
 
     Libraries that write for the block may answer one by a RuntimeError (torch.save). Where a folder
-    that was claimed has gone, errors are as `check_claims`.
+    that was claimed has gone, its own error says so (`check_claims`).
     """
     try:
         yield

@@ -104,7 +104,7 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
 
 
 def count_prompt_tokens(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Tokens of the prompt; errors as `encode`."""
+    """Tokens of the prompt; UsageError or ModelError where it cannot be encoded."""
     return encode(sample, tokenizer).prompt_length
 
 
@@ -234,7 +234,7 @@ class TokenCounter:
     _counts: dict[_Piece, int] = field(default_factory=dict)
 
     def __call__(self, sample: Sample) -> int:
-        """Tokens of the prompt, the chat template's among them; errors as `encode`.
+        """Tokens of the prompt and its template; UsageError or ModelError where it has none.
 
         A prompt that is surely longer than `length` tokens is not tokenised, and counts as `length`
         times `CHARACTERS`; one whose text the chat template changes counts as `CHANGED`.

@@ -137,7 +137,7 @@ def python_value(flag: Flag, value: object) -> object:
     """Value of a flag from a Python caller, who may also give paths, lists and bare numbers.
 
     A list of names becomes what the flag has; a list that holds objects stays a list. Raises
-    UsageError as `parse_value`, and on an object where only a name can stand.
+    UsageError on a value that the flag does not take, such as an object where only a name can be.
     """
     if isinstance(value, os.PathLike):
         value = os.fspath(value)

@@ -172,7 +172,7 @@ collect, train, evaluate, report = (partial(run_program, name) for name in SCRIP
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `kvp PROGRAM ...`; returns the exit code as `run_program`."""
+    """Run `kvp PROGRAM ...`; returns the exit code."""
     words = sys.argv[1:] if argv is None else argv
     name = words[0] if words else ""
     if name in PROGRAMS:
