@@ -1,7 +1,7 @@
 """Context files: a compressed context that an engine goes on from as from an ordinary prefix.
 
 A context of N tokens keeps k entries per KV head, every head its own, or (format version 2) other
-counts in every layer and head, which fill as many blocks of `MULTIPLE` rows. They are packed as
+counts in every layer and head, which fill as many blocks of `BLOCK` rows. They are packed as
 rows of each layer, and every key is turned by k - N positions. The next token, which an engine
 places at position k, then meets every key at its true distance, because rotary embeddings see
 differences of positions alone and attention does not see the order of rows. So vLLM, llama.cpp and
@@ -36,8 +36,8 @@ FORMAT = Format("kvp-context", 2, older=1)
 """Version 2 where heads keep different numbers of tokens, else the older one."""
 SUFFIX = ".context"
 """How names of context files end; the rest of the name is the start of their digest."""
-MULTIPLE = 32
-"""Kept tokens are a multiple of it, so that they fill whole blocks of vLLM, also on CPUs."""
+BLOCK = 32
+"""Tokens of a block: what a head keeps fills whole blocks of vLLM, also on CPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class ContextFacts:
     kept: int
     """k, tokens that every KV head keeps, or the rows of the blocks that `counts` fill."""
     counts: Sequence[Sequence[int]] | None = None
-    """Tokens of every layer and KV head, multiples of `MULTIPLE`; None where all keep k."""
+    """Tokens of every layer and KV head, multiples of `BLOCK`; None where all keep k."""
 
     def check(
         self, *, model: Mapping[str, Any], geometry: Mapping[str, Any], vocabulary: int,
@@ -180,7 +180,7 @@ def pack_context(
     """The context of what every layer keeps: of keys and values [H, S, D] those `held` [H, S] bool.
 
     `embedding` is that of the keys, `facts` are the others of `ContextFacts`. Raises UsageError
-    where heads keep different numbers of tokens that are not multiples of `MULTIPLE`, ContextError
+    where heads keep different numbers of tokens that are not multiples of `BLOCK`, ContextError
     where a number is not finite.
     """
     keys, values, counts = [], [], []
@@ -190,10 +190,10 @@ def pack_context(
         counts.append(held.sum(dim=1).tolist())
     every = [count for layer in counts for count in layer]
     even = len({*every}) == 1
-    if not even and any(count % MULTIPLE for count in every):
-        raise UsageError(f"heads keep other multiples of {MULTIPLE}: give compress the allocator")
-    blocks = -(-sum(every) // (len(every) * MULTIPLE))  # of the mean head, whole ones
-    kept = every[0] if even else blocks * MULTIPLE
+    if not even and any(count % BLOCK for count in every):
+        raise UsageError(f"heads keep other multiples of {BLOCK}: give compress the allocator")
+    blocks = -(-sum(every) // (len(every) * BLOCK))  # of the mean head, whole ones
+    kept = every[0] if even else blocks * BLOCK
     keys = [embedding.shift(rows, kept - len(token_ids)) for rows in keys]
     if even:
         heads = len(counts[0])
@@ -216,7 +216,7 @@ def kept_rows(budget: Budget, tokens: int, least: int = 0) -> int:
 
     All `tokens` of it where that is no fewer.
     """
-    return min(-(-max(budget.tokens(tokens), least) // MULTIPLE) * MULTIPLE, tokens)
+    return min(-(-max(budget.tokens(tokens), least) // BLOCK) * BLOCK, tokens)
 
 
 def whole_blocks(allocator: Allocator | None, kept: int, tokens: int) -> WholeBlocks | None:
@@ -224,7 +224,7 @@ def whole_blocks(allocator: Allocator | None, kept: int, tokens: int) -> WholeBl
 
     None without an allocator, and where every token stays.
     """
-    return None if allocator is None or kept == tokens else WholeBlocks(allocator, MULTIPLE)
+    return None if allocator is None or kept == tokens else WholeBlocks(allocator, BLOCK)
 
 
 def read_facts(path: Path) -> ContextFacts:
@@ -232,7 +232,7 @@ def read_facts(path: Path) -> ContextFacts:
 
     Raises ContextError, in one line that names the file, where it is missing, damaged or another.
     """
-    with _opened(path) as (header, *_):
+    with _open(path) as (header, *_):
         return _facts(path, header)
 
 
@@ -242,7 +242,7 @@ def read_context(path: Path, most: float = float("inf")) -> Context:
     Raises ContextError, in one line that names the file, where it is missing, damaged, another or
     larger. Shapes of its tensors are the writer's.
     """
-    with _opened(path) as (header, size, read_tensors):
+    with _open(path) as (header, size, read_tensors):
         facts = _facts(path, header)
         if size > (most := min(most, facts.nbytes + 8 * facts.tokens)):
             allowed = f"facts and memory_gb allow {most:,.0f}"
@@ -255,7 +255,7 @@ def read_context(path: Path, most: float = float("inf")) -> Context:
         return Context(facts=facts, keys=keys, values=values, **tensors)  # with token_ids
 
 
-_opened = partial(open_sealed_safetensors, error=ContextError, format=FORMAT, writer="kvp compress")
+_open = partial(open_sealed_safetensors, error=ContextError, format=FORMAT, writer="kvp compress")
 
 
 def _facts(path: Path, header: Mapping[str, Any]) -> ContextFacts:

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TURNED = ("default", "linear", "llama3", "yarn")
+FIXED_FREQUENCIES = ("default", "linear", "llama3", "yarn")
 """Kinds of RoPE whose frequencies do not depend on the length of the input."""
 
 
 def can_turn(config: Any) -> bool:  # noqa: ANN401 (transformers' of any model, also in engines)
     """Whether RoPE turns all keys of a text model by one position, the same way at any length."""
     rope = getattr(config, "rope_parameters", None) or {}
-    known = rope.get("rope_type", "default" if rope else "none") in TURNED
+    known = rope.get("rope_type", "default" if rope else "none") in FIXED_FREQUENCIES
     scaled = getattr(config, "attn_temperature_tuning", None)  # by the position, Llama 4
     rotated = all(getattr(config, "no_rope_layers", None) or ())  # 0 of layers without, SmolLM3
     return known and rotated and not scaled and "mrope_section" not in rope

@@ -16,7 +16,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokeniz
 
 from kvp.artifacts.manifest import recorded_name
 from kvp.budgets import Budget, parse_budget
-from kvp.contexts import MULTIPLE, Context, kept_rows, pack_context, read_context, whole_blocks
+from kvp.contexts import BLOCK, Context, kept_rows, pack_context, read_context, whole_blocks
 from kvp.errors import ModelError, UsageError
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import RaggedLayer
@@ -46,8 +46,8 @@ def context_ids(text: Text, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 def check_length(tokens: int, limit: int | None) -> None:
     """Raise UsageError for a context that is too short to be named, or leaves no position."""
-    if tokens < MULTIPLE:
-        raise UsageError(f"a context of {tokens} tokens: at least {MULTIPLE} are compressed")
+    if tokens < BLOCK:
+        raise UsageError(f"a context of {tokens} tokens: at least {BLOCK} are compressed")
     if limit is not None and tokens >= limit:
         raise UsageError(f"a context of {tokens} tokens leaves no room in the model's {limit}")
 
@@ -65,10 +65,10 @@ def compress(
     """Read `text` once and keep `budget` tokens per KV head, every head its own.
 
     `text` is a document, or the opening messages of a conversation. The number of kept tokens is
-    `budget` rounded up to a multiple of `MULTIPLE`; a context that has no more keeps them all.
+    `budget` rounded up to a multiple of `BLOCK`; a context that has no more keeps them all.
     `protection` keeps the first 4 and last 16 tokens unless another one is given. An `allocator`
     splits the kept tokens over layers and heads, in multiples, too. Raises UsageError and
-    ModelError as `prefill_and_evict`, UsageError for a context shorter than `MULTIPLE`, ModelError
+    ModelError as `prefill_and_evict`, UsageError for a context shorter than `BLOCK`, ModelError
     for a model whose contexts engines cannot go on from, and ContextError as `context_of`.
     """
     inner, protection = unwrap_model(model), protection_of(protection)
@@ -91,7 +91,7 @@ def context_of(
     """The context that `cache`, made by `model` from `token_ids`, holds for engines.
 
     Raises UsageError where the cache has another number of tokens, several entries, or heads whose
-    different numbers of tokens are not multiples of `MULTIPLE`; ContextError where keys or values
+    different numbers of tokens are not multiples of `BLOCK`; ContextError where keys or values
     are not finite; ModelError as `check_context_model` and for soft prompts.
     """
     inner = unwrap_model(model)

@@ -32,7 +32,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.version import __version__
 
-from kvp.contexts import MULTIPLE, SUFFIX, ContextFacts, read_facts
+from kvp.contexts import BLOCK, SUFFIX, ContextFacts, read_facts
 from kvp.errors import ContextError, one_line
 from kvp.placeholders import read_placeholders
 from kvp.vllm.backend import Running, set_step
@@ -234,8 +234,8 @@ def _compression_refusal_reason(request: Request) -> str:
         return "a context with an adapter is not compressed"
     if request.mm_features:
         return "a context with images is not compressed"
-    if (tokens := len(request.prompt_token_ids or [])) < MULTIPLE:
-        return f"a context of {tokens} tokens is not compressed: {MULTIPLE} are the least"
+    if (tokens := len(request.prompt_token_ids or [])) < BLOCK:
+        return f"a context of {tokens} tokens is not compressed: {BLOCK} are the least"
     return ""
 
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from kvp.contexts import MULTIPLE
+from kvp.contexts import BLOCK
 from kvp.errors import UsageError
 from kvp.geometry import Geometry, check_geometry
 from kvp.model_fingerprint import can_turn, is_norm, norms_digest, rope_facts
@@ -68,8 +68,8 @@ class EngineModel:
              "they are held by one worker: leave parallelism out"),
             (self.uneven and vllm_config.cache_config.cache_dtype.endswith("per_token_head"),
              f"uneven counts lie in no cache with a scale for every token and head: {EQUAL}"),
-            (self.uneven and MULTIPLE % block_size,
-             f"uneven counts come in blocks of {MULTIPLE} tokens: set --block-size {MULTIPLE}, or "
+            (self.uneven and BLOCK % block_size,
+             f"uneven counts come in blocks of {BLOCK} tokens: set --block-size {BLOCK}, or "
              f"{EQUAL}"),
         )  # fmt: skip
         for condition, why in refusals:
