@@ -315,7 +315,7 @@ class Selection:
     def __init__(self, scores: Tensor, protection: Protection, sizes: Sizes | None = None) -> None:
         """Rank scores [L, H, N], higher = keep; more leading axes where there is no allocator."""
         self._scores, self._protection, self._sizes = scores, protection, sizes
-        self._shared: list[tuple[Allocator, Selection]] = []
+        self._pooled: list[tuple[Allocator, Selection]] = []
 
     @cached_property
     def ranking(self) -> Tensor:
@@ -323,19 +323,19 @@ class Selection:
         return rank_tokens(self._scores, self._protection)
 
     @property
-    def _raised(self) -> Tensor:
+    def _protected_scores(self) -> Tensor:
         return protected_scores(self._scores, self._protection)  # a copy, to be written to
 
     def _pool_by(self, allocator: Allocator | None) -> Selection:
         """The selection by the scores that a `Pooling` allocator makes; this one for others."""
         if allocator is None or not hasattr(allocator, "pooled"):  # as of `Pooling`
             return self
-        for known, selection in self._shared:
+        for known, selection in self._pooled:
             if known is allocator:
                 return selection
         name = allocator.name
         with user_errors(allocator.pooled, f"allocator {name}"):
-            scores = allocator.pooled(self._raised)
+            scores = allocator.pooled(self._protected_scores)
             if scores.shape != self._scores.shape:
                 raise UsageError(
                     f"allocator {name} pooled scores {tuple(self._scores.shape)} to "
@@ -343,20 +343,20 @@ class Selection:
                 )
             if bool(scores.isnan().any()):
                 raise UsageError(f"allocator {name} pooled scores to NaN")
-        self._shared.append((allocator, Selection(scores, self._protection)))
-        return self._shared[-1][1]
+        self._pooled.append((allocator, Selection(scores, self._protection)))
+        return self._pooled[-1][1]
 
     def counts(self, budget: int, allocator: Allocator | None = None) -> Tensor:
         """Tokens per layer and KV head at `budget`: [L, H] int64; UsageError on unusable counts."""
         *heads, tokens = self._scores.shape
         if allocator is None:
             return torch.full(heads, min(budget, tokens), device=self._scores.device)
-        by = self._pool_by(allocator)
+        pooled = self._pool_by(allocator)
         request = Request(
-            scores=by._raised,
+            scores=pooled._protected_scores,
             budget=min(budget, tokens),
             floor=max(1, min(self._protection.tokens, tokens)),
-            sizes=None if by._sizes is None else by._sizes(by._raised),
+            sizes=pooled._sizes and pooled._sizes(pooled._protected_scores),
         )
         return allocated_counts(allocator, request)
 

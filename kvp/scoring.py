@@ -239,9 +239,8 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
         before, shape = _versions(view), view.keys.shape[:3]
         with user_errors(scorer, name, ": its view has only the inputs that `needs` asks for"):
             scored = scorer.score(view)
-        if not isinstance(scored, Tensor):
-            raise UsageError(f"{name} returned {type(scored).__name__}, expected a tensor")
-        with user_errors(scorer, name):
+            if not isinstance(scored, Tensor):
+                raise UsageError(f"{name} returned {type(scored).__name__}, expected a tensor")
             if scored.shape != shape:
                 raise UsageError(
                     f"{name} returned scores {tuple(scored.shape)} in layer {view.layer}, "
@@ -256,7 +255,7 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
 
 
 def _versions(view: View) -> list[int]:
-    """Grow with changes in place; tensors made in inference mode do not count theirs."""
+    """Counters of a view's tensors that every change in place raises; none in inference mode."""
     holders = filter(None, (view, view.hidden, view.rope))
     parts = [part for holder in holders for part in vars(holder).values()]
     return [one._version for one in parts if isinstance(one, Tensor) and not one.is_inference()]

@@ -326,11 +326,9 @@ def _help(flags: Mapping[str, Flag], prog: str, description: str, examples: Sequ
     lines += _row("--config FILE", "YAML file with any of these settings.")
     lines += _row("--version", "Print the version and exit.")
     for section, group in itertools.groupby(flags.values(), key=lambda flag: flag.section):
-        lines += [
-            "",
-            f"{section}:",
-            *(line for flag in group for line in _row(flag.written, flag.help)),
-        ]
+        lines += ["", f"{section}:"]
+        for flag in group:
+            lines += _row(flag.written, flag.help)
     if examples:
         lines += ["", "examples:", *(f"  {line}" for line in examples)]
     return "\n".join(lines)
