@@ -239,8 +239,7 @@ def read_facts(path: Path) -> ContextFacts:
 def read_context(path: Path, most: float = float("inf")) -> Context:
     """A context file of at most `most` bytes of tensors.
 
-    Raises ContextError, in one line that names the file, where it is missing, damaged, another or
-    larger. Shapes of its tensors are the writer's.
+    Raises ContextError where it is missing, damaged, another or larger. Shapes are the writer's.
     """
     with _open(path) as (header, size, read_tensors):
         facts = _facts(path, header)

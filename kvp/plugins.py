@@ -1,8 +1,7 @@
 """Imports of a user's own code by name, `package.module:Name`.
 
-Nothing is imported before its name is used. Whatever goes wrong inside foreign code, an exit
-included, becomes one line that names it. A `Registry` is for components whose built-in ones are
-modules that are imported only when their name is used.
+Nothing is imported before its name is used, nor are the built-in components of a `Registry`.
+Whatever goes wrong inside foreign code, an exit included, becomes one line that names it.
 """
 
 from __future__ import annotations

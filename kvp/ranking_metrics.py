@@ -69,8 +69,7 @@ def skill(importance: Tensor, lost: Tensor, protection: Protection = UNPROTECTED
     """(chance - cost) / (chance - ideal) of rankings with these tokens protected.
 
     Importance [..., N] >= 0 and E_b of the ranking, [..., N + 1] float64 -> [...] float64, <= 1;
-    NaN for heads without signal (`has_signal`). The reward, `kvp.reward.skill_reward`, takes no
-    protection, and is 0 where all tokens are equally important.
+    NaN for heads without signal (`has_signal`).
     """
     tokens = importance.shape[-1]
     competing = importance[..., protection.competing(tokens)].double()  # [..., N - p]

@@ -41,8 +41,7 @@ _CREDENTIALS = {
 class ObjectPath:
     """A file or folder of an object store; a folder is there as long as an object lies below it.
 
-    Methods named as those of `pathlib.Path` do the same. All that ask the store raise AddressError
-    in one line once retries are spent.
+    Methods that ask the store raise AddressError in one line once retries are spent.
     """
 
     root: str

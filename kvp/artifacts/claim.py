@@ -2,7 +2,7 @@
 
 A folder must be new, empty, or of the same kind and identity (all that decides its content); one
 with anything else in it is refused, untouched. One process writes it at a time, or the workers of
-one job together. What an interrupted writer left half-written is removed when the next one ends.
+one job together.
 
 The system drops a `flock` when its process ends, however it ends: a lock file without a lock means
 nothing. An object store has no locks: one in this user's cache folder keeps processes of this

@@ -1,7 +1,7 @@
 """The command line of a program: config -> flags, YAML + flags -> config, one-line errors.
 
-Flags come from the config's groups (`kvp.program.settings`): their help is a field's docstring,
-their type its annotation. Misspelt names are corrected before anything of the program is imported.
+Flags come from the fields of the config's groups (`kvp.program.settings`). Misspelt names are
+corrected before anything of the program is imported.
 """
 
 from __future__ import annotations

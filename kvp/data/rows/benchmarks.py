@@ -1,8 +1,7 @@
 """Rows of published benchmarks: which file of `--data` is a task's, and samples of its rows.
 
 A benchmark is a file, a folder with a file per data set, or a data set of the hub with a
-configuration per data set. Rows belong to splits by a hash of their content; a row that cannot be
-used is skipped and counted, as everywhere (`kvp.data.rows`).
+configuration per data set. Rows belong to splits by a hash of their content.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Forms of a row: its columns decide whether it is a dialogue, a question or running text.
-
-A row of no known form, or without its text, raises RowError; the caller skips and counts it.
-"""
+"""Forms of a row: its columns decide whether it is a dialogue, a question or running text."""
 
 from __future__ import annotations
 
