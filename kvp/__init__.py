@@ -72,8 +72,7 @@ def collect(**settings: Any) -> None:  # noqa: ANN401
 def train(**settings: Any) -> None:  # noqa: ANN401
     """Write a policy, as kvp train does: `train(traces="runs/traces", out="runs/policy", ...)`.
 
-    Settings are its flags, which `kvp train --help` lists. Raises KvpError on anything the caller
-    can mend.
+    Settings are its flags, which `kvp train --help` lists. KvpError on what the caller can mend.
     """
     _run("train", "TrainConfig", settings)
 

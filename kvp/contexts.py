@@ -45,8 +45,7 @@ class ContextFacts:
     """What a context file says of its tensors."""
 
     model: Mapping[str, Any]
-    """`id`, digests of `weights`, `norms` (`norms_digest`) and `buffers`, `dtype`, and scaling and
-    `frequencies` of RoPE."""
+    """`id`, digests of `weights`, `norms` and `buffers`, `dtype`, RoPE's scaling, `frequencies`."""
     geometry: Mapping[str, Any]
     """`kvp.geometry.Geometry.to_dict`."""
     vocabulary: int

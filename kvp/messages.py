@@ -1,7 +1,6 @@
 """Messages of a chat: what they have to be, and what a chat template writes of them.
 
-A chat template is a program that comes with a model: transformers runs it in a sandbox, and what it
-raises is one line.
+A chat template is a program that transformers runs in a sandbox; what it raises is one line.
 """
 
 from __future__ import annotations

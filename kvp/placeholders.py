@@ -1,8 +1,7 @@
 """Placeholders: token ids that stand in a prompt for a compressed context.
 
 They spell the digest of the context's file and a checksum (`placeholder_ids`). They name one
-context, an engine's own prefix cache keeps contexts apart by them, and ordinary text does not
-contain them.
+context, an engine's own prefix cache keeps contexts apart by them, and ordinary text has none.
 """
 
 from __future__ import annotations

@@ -217,8 +217,7 @@ def apportion(shares: Tensor, total: int, *, minimum: int, maximum: int) -> Tens
     """Integers [n] in proportion to `shares` [n]: largest remainders, ties to the first.
 
     Their sum is `total`. Shares are float64, 0 or more, not all 0; remainders within 1e-9 tie, for
-    rounded shares. Raises ValueError on others, and when no counts from `minimum` to `maximum` have
-    this sum.
+    rounded shares. Raises ValueError on others, and where `minimum` to `maximum` allow no such sum.
     """
     count = shares.shape[0]
     if not count * minimum <= total <= count * maximum:

@@ -27,8 +27,7 @@ def log_prob(scores: Tensor, ranking: Tensor) -> Tensor:
     """Log-probability of rankings: sum_i [s_{σ_i} - logsumexp_{j>=i} s_{σ_j}] (equation 2), O(N).
 
     Scores [..., N], differentiable, half precision computed in float32; rankings [..., N] int64,
-    most important token first, whose extra leading axes (samples) broadcast -> natural logarithms
-    [...].
+    most important token first, whose extra leading axes (samples) broadcast -> natural logs [...].
     """
     ranked = _single_precision(scores).expand(ranking.shape).gather(-1, ranking)
     log_rest = ranked.flip(-1).logcumsumexp(-1).flip(-1)
@@ -106,8 +105,7 @@ def ratio_reward(importance: Tensor, cost: Tensor) -> Tensor:
     """Minus cost / ideal cost (the paper's normalisation), with coefficients r.
 
     The coefficients are r instead of r-1, that is, budget 0 counts too: both costs grow by W, which
-    keeps the quotient bounded where one token holds all the attention.
-    `cost` as in `skill_reward`; `reward_rankings` has a floor.
+    keeps the quotient bounded where one token holds all the attention. `cost` as in `skill_reward`.
     """
     total = importance.sum(-1)
     return -(cost + total) / (ideal_cost(importance) + total).clamp_min(1e-8)
@@ -154,9 +152,8 @@ def expected_cost(importance: Tensor, scores: Tensor, block: int = 256) -> Tenso
     mean is sum_i w_i sum_{j != i} sigmoid(s_j - s_i). The paper does not use this; RLOO (its
     equation 6) is an unbiased estimate of the gradient of exactly this function.
 
-    Importance, not differentiated, and scores [..., N] of one dtype -> [...]. O(N^2) time; the
-    gradient is accumulated in the same pass, so memory stays at two tiles of `block` x N, also for
-    the backward pass.
+    Importance, not differentiated, and scores [..., N] of one dtype -> [...]. O(N^2) time. One pass
+    also accumulates the gradient: forward and backward take two tiles of `block` x N of memory.
     """
     cost: Tensor = _ExpectedCost.apply(importance, scores, block)  # type: ignore[no-untyped-call]
     return cost

@@ -1,8 +1,7 @@
 """Rotary position embedding as a value, for methods that move queries in position.
 
 The half-split convention of the Llama family: channel i rotates with channel i + R / 2, where R
-channels rotate and the others pass through. `kvp.hf` reads it off a model, a trace store carries
-it in its manifest.
+channels rotate and the others pass through. `kvp.hf` reads it off a model; trace stores carry it.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ class Rope:
     def mean_rotation(self, start: int | Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine [..., R / 2] averaged over positions start .. start + count - 1.
 
-        `start` is one position or a tensor [...] of them. The result is no rotation: channels that
-        turn fast average out.
+        `start` is one position or a tensor [...] of them. Channels that turn fast average out.
         """
         device = self.frequencies.device
         first = torch.as_tensor(start, device=device)

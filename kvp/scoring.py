@@ -11,7 +11,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -180,8 +180,7 @@ def check_scorer(thing: Any, label: str, hint: str = "") -> Scorer:  # noqa: ANN
         if missing or not isinstance(getattr(thing, "needs", None), Needs):
             lacks = missing or "needs of type kvp.scoring.Needs"
             raise UsageError(f"{label} is no scorer: it has no {lacks}{hint}")
-    scorer: Scorer = thing
-    return scorer
+    return cast(Scorer, thing)
 
 
 def check_allocator(thing: object, label: str, hint: str = "") -> None:

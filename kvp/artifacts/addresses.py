@@ -1,8 +1,7 @@
 """Where artefacts lie: a path on a disk, or an address in an object store.
 
 The one place that knows what an address is: `s3://bucket/prefix` or `gs://bucket/prefix`. Code that
-reads and writes whole files is the same for both, by methods that `ObjectPath` shares with
-`pathlib.Path`.
+reads and writes whole files is the same for both: `ObjectPath` has methods of `pathlib.Path`.
 
 obstore makes the requests. Credentials and endpoints come from the environment, as it reads them
 (docs/scaling.md). Requests that fail (5xx, cut connections, no answer) are repeated with growing

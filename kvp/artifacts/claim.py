@@ -1,8 +1,7 @@
 """Claim an output folder: one writer, and only runs of the same identity resume.
 
 A folder must be new, empty, or of the same kind and identity (all that decides its content); one
-with anything else in it is refused, untouched. One process writes it at a time, or the workers of
-one job together.
+with anything else in it is refused, untouched. One process writes it, or the workers of one job.
 
 The system drops a `flock` when its process ends, however it ends: a lock file without a lock means
 nothing. An object store has no locks: one in this user's cache folder keeps processes of this

@@ -5,8 +5,7 @@ and the folder flushed as well. Of two writers of one path the later one wins. T
 decides who may read it. In an object store one request writes a file, as a whole.
 
 Artefacts of many small files (policies, checkpoints, results) are made in a folder on this disk and
-sent when they are whole, and fetched before they are read; trace stores are read and written where
-they lie.
+sent when they are whole, and fetched before they are read. Trace stores stay where they lie.
 
 A file of records holds JSON objects, one per line, each with its own checksum. All that a kill can
 leave is one torn last line: readers leave it out, the next writer cuts it off. Damage anywhere else
@@ -137,7 +136,6 @@ def replacing(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
     """Yield a stream for new content; it takes the place of `path` unless the block fails.
 
     FileExistsError, and nothing is written, where it is to be `new` and there is a file by then.
-    Raises the error of a claimed folder (`check_claims`) that was deleted, moved or replaced.
     """
     partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
     with naming(path):
@@ -176,8 +174,7 @@ def _create(partial: Path, path: Path) -> None:
 def naming(path: Place) -> Iterator[None]:
     """Name the file in an OSError of the block: a write to a full disk does not say where.
 
-    Libraries that write for the block may answer one by a RuntimeError (torch.save). Where a folder
-    that was claimed has gone, its own error says so (`check_claims`).
+    Libraries that write for the block may answer one by a RuntimeError (torch.save).
     """
     try:
         yield

@@ -178,8 +178,7 @@ def share_of_numbers(prediction: str, references: Sequence[str]) -> float:
 def first_number(prediction: str, references: Sequence[str]) -> float:
     """1 when the first number of the prediction has a reference's value (SCBench's math find).
 
-    A whole number is compared with the prediction's cut down to one. UsageError for a reference
-    that is no number.
+    A whole number is compared with the prediction's cut down to one. UsageError for non-numbers.
     """
     match = _REAL.search(prediction)
     if match is None:

@@ -72,8 +72,7 @@ _GENERATED = (RULER, CHAT)
 def open_source(settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
     """The first `count` samples of `settings.data` in a split; fewer where a file has no more.
 
-    `tokenizer` counts tokens. Raises UsageError for unknown data, task or split, unreadable files,
-    a length too small.
+    Raises UsageError for unknown data, task or split, unreadable files, a length too small.
     """
     parts = parts_of(str(settings.data))
     names = [part if part in _GENERATED else data_name(part) for part in parts]

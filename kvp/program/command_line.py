@@ -269,8 +269,7 @@ def parse_arguments(
 ) -> ConfigT:
     """Config that the arguments describe: defaults, under the preset, under YAML, under flags.
 
-    Raises UsageError, in one line that names the flag or the file, on anything that cannot work.
-    `--help` and `--version` leave by SystemExit(0).
+    Raises UsageError on anything that cannot work; `--help` and `--version` leave by SystemExit(0).
     """
     flags = flags_of(config_class)
     given = flags_given(argv, flags)

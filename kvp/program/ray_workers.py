@@ -63,8 +63,7 @@ def do_with_ray(
 
     `run` is what a process of any launcher calls with its settings, and can be pickled; `shown` is
     called now and then, to show how much is done. Raises the first error of a worker, and
-    UsageError where Ray is not installed, has no room for a worker, or a worker dies again and
-    again.
+    UsageError where Ray is not installed, has no room for a worker, or a worker dies too often.
     """
     gpus = gpus_of_worker(device)
     with _session(config.workers) as ray:

@@ -80,8 +80,7 @@ def threads(messages: Iterable[Message]) -> Iterator[tuple[Turn, ...]]:
     Messages have `message_id`, `parent_id`, `role`, `text` and optionally `rank` (0 is best) and
     `deleted`. User and assistant take turns; a message of the user that nobody answers ends no
     thread. Then follow the threads that leave the best reply once, at the root first, then those
-    that do so twice, or take a worse one, and so on. Raises RowError at a thread with a message
-    without text.
+    that do so twice, or take a worse one, and so on. Raises RowError at a message without text.
     """
     replies: dict[object, list[Message]] = {}
     for message in messages:

@@ -93,8 +93,7 @@ def build_samples(
 ) -> Sequence[Sample]:
     """The first `settings.count` samples of a task, whose own `build` may also be a generator.
 
-    Raises UsageError for an unknown task, and for one of the user's whose code fails or that makes
-    anything but samples.
+    Raises UsageError for an unknown task, and for a user's own that fails or makes no samples.
     """
     task = find_task(name)
     if is_built_in(task):
