@@ -61,6 +61,13 @@ def test_a_budget_that_is_not_declared_cannot_be_read():
     assert [view.budget for view in views] == [2, 2]  # the caller's own views stay whole
 
 
+def test_no_tensor_of_a_view_may_be_written_to():
+    scorer = _ByNorm(Needs())
+    scorer.score = lambda view: view.positions.add_(1) * view.keys.norm(dim=-1)
+    with pytest.raises(UsageError, match="method by_norm writes to its view: copy first"):
+        score_layers(scorer, _views(2))
+
+
 def test_scores_of_tokens_that_are_fed_again_are_dropped():
     for group in (1, 2):
         scorer = _ByNorm(Needs(layer_group=group))

@@ -16,6 +16,7 @@ def fails():
 
 
 def test_own_code_is_named_and_that_of_kvp_keeps_its_error():
+    fails.__module__ = ideal_cost.__module__  # as functools.wraps copies it
     said = r"thing failed \(KeyError: 'oops'; test_user_errors.py line"
     with pytest.raises(UsageError, match=said), user_errors(fails, "thing"):
         fails()

@@ -6,6 +6,7 @@ from decimal import Decimal
 import pytest
 
 from kvp.data.metrics import METRICS, last_number, score_answer
+from kvp.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,8 @@ def test_odd_predictions_are_scored(metric, prediction):
     assert score_answer(prediction, metric, ["18"]) == 0
     with pytest.raises(ValueError, match="no reference"):
         score_answer(prediction, metric, [])
+    with pytest.raises(UsageError, match="metric first_number: a reference is no number"):
+        score_answer("12", "first_number", ["twelve", metric])
 
 
 def test_a_long_sentence_is_no_error_and_leaves_the_limit_of_recursion():
