@@ -7,12 +7,11 @@ after them. Only of modules that `documents.py` makes no training document of.
 """
 
 import argparse
-import json
 import random
 import sysconfig
 from pathlib import Path
 
-from recipes.real_models.documents import is_even
+from recipes.real_models.documents import is_even, write_rows
 
 ROWS, LINES, ASKED, CHARACTERS = 40, 170, 6, 6200
 
@@ -52,5 +51,4 @@ def rows() -> list[dict[str, object]]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out", type=Path, help="rows, JSONL")
-    lines = "".join(json.dumps(row) + "\n" for row in rows())
-    parser.parse_args().out.write_text(lines, encoding="utf-8")
+    write_rows(parser.parse_args().out, rows())

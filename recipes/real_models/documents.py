@@ -17,7 +17,7 @@ import json
 import random
 import re
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +323,11 @@ def _rows(texts: Path | None, name: str) -> list[dict[str, Any]]:
     return list(map(json.loads, file.read_text(encoding="utf-8").splitlines()))
 
 
+def write_rows(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write JSON lines."""
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
 def questions_about(text: str, draw: random.Random) -> list[Question]:
     """Nine questions with their answers; fewer where a text has too few names and numbers."""
     entities = [
@@ -358,8 +363,7 @@ def main(out: Path, texts: Path | None = None) -> None:
     if missing:
         print(f"left out, since D lacks their files: {', '.join(sorted(missing))}")
     rows = [made.conversation(kinds) for _ in range(CONVERSATIONS)]
-    lines = (json.dumps(row) + "\n" for row in rows if row is not None)
-    out.write_text("".join(lines), encoding="utf-8")
+    write_rows(out, filter(None, rows))
 
 
 if __name__ == "__main__":

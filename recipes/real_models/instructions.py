@@ -11,6 +11,8 @@ import json
 import random
 from pathlib import Path
 
+from recipes.real_models.documents import write_rows
+
 DOCUMENTS, PASSAGES = 3, 9
 INSTRUCTIONS = {
     "Begin every answer with the word Understood.": "Understood",
@@ -43,7 +45,7 @@ def main(out: Path, squad: Path) -> None:
                 "metric": "all",
                 "max_new_tokens": 60,
             })  # fmt: skip
-    out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(out, rows)
 
 
 if __name__ == "__main__":

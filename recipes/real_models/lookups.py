@@ -1,25 +1,31 @@
 """Questions to choose settings on that are no task of a benchmark.
 
-    python -m recipes.real_models.lookups OUT D [PARTS CONTEXTS SEED]
+    python -m recipes.real_models.lookups OUT D
 
-Three questions are asked of each of 60 contexts, or six of each of CONTEXTS contexts of PARTS
-parts, which have about 650 tokens each. Parts are a staff directory, orders, a table of prices, and
-stretches of a novel of `D/novels_test`, of a module that `documents.py` does not use and of an
-article. Questions ask for an entry, or what follows some words. Rows are for `kvp eval --tasks data
---split all`.
+Three questions are asked of each of 60 contexts of about 650 tokens: staff directories, orders,
+tables of prices, and stretches of novels of `D/novels_test`, of modules that `documents.py` does
+not use and of articles. Questions ask for an entry, or what follows some words. Rows are for
+`kvp eval --tasks data --split all`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from recipes.real_models.documents import CITIES, FIRST, ITEMS, LAST, Documents, Question, is_even
+from recipes.real_models.documents import (
+    CITIES,
+    FIRST,
+    ITEMS,
+    LAST,
+    Documents,
+    Question,
+    is_even,
+    write_rows,
+)
 
 CONTEXTS, ASKED = 10, 3
 """Contexts of each kind, and questions about each."""
@@ -40,7 +46,7 @@ class Lookups(Documents):
         ]
 
     def kinds(self) -> dict[str, Callable[[], tuple[str, list[Question]]]]:
-        """What makes a part of each kind, by its task."""
+        """What draws a context with questions, by the task of its rows."""
         return {
             "people": self.people, "orders": self.orders, "prices": self.prices,
             "novel": self.novel_words, "code": self.code_lines, "wiki": self.article_words,
@@ -118,55 +124,20 @@ class Lookups(Documents):
         return text, asked
 
 
-def row_of(task: str, context: str, asked: list[Question]) -> dict[str, Any]:
-    """A row of a context and what is asked of it."""
-    questions = [{"question": question, "answer": answer} for question, answer in asked]
-    return {"task": task, "context": context, "questions": questions}
-
-
-def long_rows(made: Lookups, parts: int, contexts: int) -> list[dict[str, Any]]:
-    """Questions about several parts that stand one after the other."""
-    kinds = list(made.kinds().values())
-    rows = []
-    for number in range(contexts):
-        chosen = [kinds[number % len(kinds)]] if parts == 1 else kinds[:parts]
-        chosen += [made.draw.choice(kinds[1:]) for _ in range(parts - len(chosen))]
-        made.draw.shuffle(chosen)
-        drawn = [kind() for kind in chosen]
-        asked = [question for _, questions in drawn for question in questions]
-        asked = made.draw.sample(asked, min(6, len(asked)))
-        text = "".join(f"{part}\n\n" for part, _ in drawn)
-        rows.append(row_of(f"lookups_{parts}", text, asked))
-    return rows
-
-
-def short_rows(made: Lookups) -> list[dict[str, Any]]:
-    """Questions about one part each."""
+def main(out: Path, texts: Path) -> None:
+    """Write the rows."""
+    drawn = Lookups(texts)
     rows = []
     for _ in range(CONTEXTS):
-        for name, kind in made.kinds().items():
+        for name, kind in drawn.kinds().items():
             context, asked = kind()
-            rows.append(row_of(name, f"{context}\n\n", asked))
-    return rows
-
-
-def main(out: Path, texts: Path, parts: int = 0, contexts: int = 0, seed: int = 0) -> None:
-    """Write the rows."""
-    made = Lookups(texts)
-    if parts:
-        made.draw = random.Random(seed)
-        rows = long_rows(made, parts, contexts)
-    else:
-        rows = short_rows(made)
-    out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            questions = [{"question": question, "answer": answer} for question, answer in asked]
+            rows.append({"task": name, "context": f"{context}\n\n", "questions": questions})
+    write_rows(out, rows)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out", type=Path, help="rows, JSONL")
     parser.add_argument("texts", type=Path, metavar="D", help="folder of texts")
-    parser.add_argument("numbers", type=int, nargs="*", help="PARTS CONTEXTS SEED")
-    given = parser.parse_args()
-    if len(given.numbers) not in (0, 3):
-        parser.error("PARTS, CONTEXTS and SEED are given together")
-    main(given.out, given.texts, *given.numbers)
+    main(**vars(parser.parse_args()))
