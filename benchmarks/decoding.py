@@ -28,6 +28,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
 from benchmarks.measuring import (
     Seconds,
     build_parser,
@@ -37,9 +41,9 @@ from benchmarks.measuring import (
     timed,
     write_report,
 )
+from kvp.ops.ragged_attention import RaggedLayout, StoredTokens, ragged_attention
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import Cache
 
 CASES = "wide:8192,nano:512,nano:1024,nano:4096"
@@ -83,14 +87,15 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
 
 def _measure(case: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """One row per cache."""
-    import torch
-
     device = args.device
     if device == "cpu":
         torch.set_num_threads(1)
     name, tokens = case.split(":")[0], int(case.split(":")[1])
     torch.manual_seed(0)
-    makers = _attention(tokens, args) if name == "attention" else _model(name, tokens, args)
+    if name == "attention":
+        makers = _attention_makers(tokens, args)
+    else:
+        makers = _cache_makers(name, tokens, args)
     times: dict[str, list[Seconds]] = {label: [] for label in makers}
     for _ in range(args.rounds):
         calls = {label: make() for label, make in makers.items()}
@@ -118,21 +123,14 @@ def _measure(case: str, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _timed(call: Callable[[], object], backend: str, device: str) -> Seconds:
     """Time of one token with a backend of `kvp.ops.ragged_attention`."""
-    import torch
-
     triton = "kvp.ops.ragged_attention.has_triton"
     chosen: Any = patch(triton, lambda: False) if backend == "torch" else nullcontext()
     with torch.no_grad(), chosen:
         return timed(call, device)[1]
 
 
-def _attention(tokens: int, args: argparse.Namespace) -> dict[str, Maker]:
+def _attention_makers(tokens: int, args: argparse.Namespace) -> dict[str, Maker]:
     """Ways to attend from one token to random keys and values of one layer."""
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
-    from kvp.ops.ragged_attention import RaggedLayout, StoredTokens, ragged_attention
-
     dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
     query = torch.randn(1, 28, 1, 128).to(args.device, dtype)
     keys, values = torch.randn(2, 1, 4, tokens, 128, dtype=dtype, device=args.device)
@@ -152,9 +150,8 @@ def _attention(tokens: int, args: argparse.Namespace) -> dict[str, Maker]:
     return makers | {f"ragged:{backend}": ragged for backend in args.backends.split(",")}
 
 
-def _model(name: str, tokens: int, args: argparse.Namespace) -> dict[str, Maker]:
+def _cache_makers(name: str, tokens: int, args: argparse.Namespace) -> dict[str, Maker]:
     """Caches of a model after `tokens` tokens, of random content."""
-    import torch
     from transformers import DynamicCache
 
     from benchmarks.models import model_of
@@ -194,8 +191,6 @@ def _model(name: str, tokens: int, args: argparse.Namespace) -> dict[str, Maker]
 
 def _counts(heads: int, tokens: int, budget: int) -> Tensor:
     """Tokens of each head [H], `heads * budget` in all; their shares are drawn between 1 and 6."""
-    import torch
-
     shares = 1 + 5 * torch.rand(heads)
     counts = (shares / shares.sum() * budget * heads).long().clamp(1, tokens)
     for head in range(heads):  # what rounding and clamping left over
@@ -205,8 +200,6 @@ def _counts(heads: int, tokens: int, budget: int) -> Tensor:
 
 def _uneven(heads: int, tokens: int, budget: int) -> Tensor:
     """Indices [1, H, longest] of so many tokens, -1 after a head's last one."""
-    import torch
-
     counts = _counts(heads, tokens, budget)
     order = torch.rand(1, heads, tokens).argsort(-1)[..., : int(counts.max())]
     beyond = torch.arange(order.shape[-1]) >= counts[None, :, None]
