@@ -17,11 +17,12 @@ import argparse
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -35,6 +36,7 @@ from kvp.budgets import parse_budget
 from kvp.contexts import kept_rows
 from kvp.hf.loading import load_tokenizer
 
+ResultT = TypeVar("ResultT")
 BLOCK = 32
 QUESTION = "\n\nIn one sentence, what happens in this text?\n"
 
@@ -73,8 +75,8 @@ class Engine:
         )  # fmt: skip
         self.ask([[*range(100, 356)]], 4)  # what is done once
 
-    def ask(self, prompts: list[list[int]], tokens: int, **extra: Any) -> tuple[Any, float]:  # noqa: ANN401
-        """Answers, and processor seconds."""
+    def ask(self, prompts: list[list[int]], tokens: int, **extra: object) -> tuple[Any, float]:
+        """Answers to prompts of token ids, and processor seconds."""
         sampling = vllm.SamplingParams(
             temperature=0, max_tokens=tokens, min_tokens=tokens, ignore_eos=True, **extra
         )
@@ -85,14 +87,14 @@ class Engine:
         assert all(len(one.outputs[0].token_ids) == tokens for one in found), "a request failed"
         return found, seconds
 
-    def read(self, document: list[int], **extra: Any) -> tuple[Any, float]:  # noqa: ANN401
-        """The same of a context that no cache holds."""
+    def read(self, document: list[int], **extra: object) -> tuple[Any, float]:
+        """The answer to a context that no cache holds, and processor seconds."""
         self.llm.reset_prefix_cache()
         (found,), seconds = self.ask([document], 4, **extra)
         return found, seconds
 
     def reading(self, documents: list[list[int]]) -> float:
-        """Seconds to read a context."""
+        """Median processor seconds to read one of these contexts."""
         return median(self.read(document)[1] for document in documents)
 
     def compress(self, documents: list[list[int]], budget: str) -> tuple[list[list[int]], float]:
@@ -117,19 +119,20 @@ class Engine:
 
 
 _ENGINE: list[Engine] = []
-"""That of this process."""
+"""The engine of this process."""
 
 
-def _start(*given: Any) -> None:  # noqa: ANN401
-    _ENGINE.append(Engine(*given))
+def _start(given: argparse.Namespace, policy: str, folder: str, blocks: int) -> None:
+    _ENGINE.append(Engine(given, policy, folder, blocks))
 
 
-def _run(name: str, *given: Any) -> Any:  # noqa: ANN401
-    return getattr(_ENGINE[0], name)(*given)
+def _run(method: Callable[..., ResultT], *given: object) -> ResultT:
+    return method(_ENGINE[0], *given)
 
 
-def _call(process: ProcessPoolExecutor, *call: Any) -> Any:  # noqa: ANN401
-    return process.submit(_run, *call).result()
+def _call(process: ProcessPoolExecutor, method: Callable[..., ResultT], *given: object) -> ResultT:
+    """The result of a method of the engine in another process."""
+    return process.submit(_run, method, *given).result()
 
 
 def measure(given: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
@@ -150,17 +153,17 @@ def measure(given: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
             1, get_context("spawn"), _start, (given, policy, folder, blocks)
         )
         whole = [[*document, *question] for document in documents[:4]]
-        reading = _call(process, "reading", documents[:3])
+        reading = _call(process, Engine.reading, documents[:3])
         cases.append((process, whole, {"policy": policy, "budget": "100%", "reading": reading}))
         for budget in given.budgets.split(","):
-            told, seconds = _call(process, "compress", documents, budget)
+            told, seconds = _call(process, Engine.compress, documents, budget)
             kept = kept_rows(parse_budget(budget), given.length)
             fit = min((blocks - 1) // -(-(kept + rest) // BLOCK), given.contexts)
             prompts = [[*placeholders, *question] for placeholders in told[:fit]]
             row = {"policy": policy, "budget": budget, "kept": kept}
             cases.append((process, prompts, {**row, "compression": seconds - reading}))
     turns = [
-        [_call(process, "answer", prompts, given.tokens) for process, prompts, _ in cases]
+        [_call(process, Engine.answer, prompts, given.tokens) for process, prompts, _ in cases]
         for _ in range(given.rounds)
     ]
     return [

@@ -24,12 +24,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from kvp.artifacts.files import atomic_write_bytes
 
 ROOT = Path(__file__).parents[1]
 ResultT = TypeVar("ResultT")
+GivenP = ParamSpec("GivenP")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Seconds:
 
 
 def timed(call: Callable[[], ResultT], device: str = "cpu") -> tuple[ResultT, Seconds]:
-    """What a call returns, and how long it took; work queued on a GPU is waited for."""
+    """The result of a call, and how long it took; work queued on a GPU is waited for."""
     _settle(device)
     wall, processor = time.perf_counter(), time.process_time()
     result = call()
@@ -67,10 +68,10 @@ class Stopwatch:
         self.total = Seconds(0.0, 0.0)
         self._device = device
 
-    def around(self, function: Any) -> Any:  # noqa: ANN401 - any method
-        """The function, timed."""
+    def around(self, function: Callable[GivenP, ResultT]) -> Callable[GivenP, ResultT]:
+        """The same function, whose calls add to `total`."""
 
-        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def call(*args: GivenP.args, **kwargs: GivenP.kwargs) -> ResultT:
             result, took = timed(lambda: function(*args, **kwargs), self._device)
             self.total = self.total + took
             return result
@@ -115,17 +116,18 @@ def run_in_process(
 
     Raises RuntimeError with the last line that it writes to standard error where it fails.
     """
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": str(threads),
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-    }
-    call = [python, "-m", module, *arguments]
-    made = subprocess.run(call, env=environment, capture_output=True, text=True, check=False)
+    call, env = [python, "-m", module, *arguments], environment(OMP_NUM_THREADS=str(threads))
+    made = subprocess.run(call, env=env, capture_output=True, text=True, check=False)
     sys.stderr.write(made.stderr)
     if made.returncode:
         raise RuntimeError(last_line(made.stderr) or f"{module} ended with {made.returncode}")
     return json.loads(made.stdout)
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Variables of a process that can import this repository, with those given here."""
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | variables
 
 
 @contextmanager
@@ -139,7 +141,7 @@ def noted(failed: dict[str, str], name: str) -> Iterator[None]:
 
 
 def build_parser(description: str | None, **flags: float | str) -> argparse.ArgumentParser:
-    """With the flags that every benchmark has, and those of these defaults."""
+    """A parser of the flags that every benchmark has, and of `flags`, by name with its default."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     for name, default in flags.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
@@ -167,13 +169,13 @@ def last_line(text: str) -> str:
     return next((line for line in reversed(text.split("\n")) if line.strip()), "").strip()
 
 
-def write_report(given: argparse.Namespace, **found: Any) -> None:  # noqa: ANN401 - JSON
+def write_report(given: argparse.Namespace, **found: object) -> None:
     """Write the machine, the flags and what was found to `given.out`, whole or not at all."""
     settings = {name: value for name, value in vars(given).items() if name not in ("out", "child")}
     write_json(Path(given.out), {"machine": machine(), "settings": settings, **found})
 
 
-def write_json(path: Path, content: Any) -> None:  # noqa: ANN401 - JSON
+def write_json(path: Path, content: object) -> None:
     """Write a JSON file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
@@ -204,7 +206,7 @@ def machine() -> dict[str, Any]:
 
 
 def output_of(*call: str) -> str:
-    """What a program says of the repository or the machine; nothing where there is none."""
+    """What a program prints, run in the repository; "" where it fails or is not installed."""
     try:
         made = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=False)
     except FileNotFoundError:

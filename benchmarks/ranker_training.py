@@ -35,6 +35,8 @@ from benchmarks.measuring import (
 )
 
 if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it starts
+    from torch.optim import Optimizer
+
     from train.training import RankerTraining
 
 
@@ -98,7 +100,7 @@ def _measure(
     return found | {"peak_gb": peak / 1e9}
 
 
-def _step(module: RankerTraining, optimizer: Any, step: int, device: str) -> dict[str, float]:  # noqa: ANN401
+def _step(module: RankerTraining, optimizer: Optimizer, step: int, device: str) -> dict[str, float]:
     """Seconds of a step, as Lightning makes `train.training` take it, and of its parts.
 
     Where activations are made again, in the backward pass, they are part of that.
@@ -122,9 +124,7 @@ def _step(module: RankerTraining, optimizer: Any, step: int, device: str) -> dic
     return parts | {"seconds": sum(parts.values()), "processor_seconds": processor}
 
 
-def _training(
-    heads: int, objective: Any, network: str, args: argparse.Namespace  # noqa: ANN401
-) -> RankerTraining:  # fmt: skip
+def _training(heads: int, objective: str, network: str, args: argparse.Namespace) -> RankerTraining:
     """The training of random rankers on random contexts, all of the same length."""
     from dataclasses import replace
 
@@ -157,7 +157,7 @@ def _training(
     return module
 
 
-def _random_contexts(heads: int, args: argparse.Namespace) -> Any:  # noqa: ANN401
+def _random_contexts(heads: int, args: argparse.Namespace) -> SimpleNamespace:
     """In place of a source of contexts: one context, made once, for every compression point."""
     import torch
 

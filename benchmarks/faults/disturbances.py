@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
 
 from benchmarks.faults.harness import (
     FAULTS,
@@ -65,8 +64,8 @@ class Run:
         self.place.chmod(0o755)
         self.out = str(self.place / "out")
 
-    def start(self, other: Command | None = None, **limits: Any) -> Child:  # noqa: ANN401
-        """Begin it, or another command in its place."""
+    def start(self, other: Command | None = None, **limits: int | None) -> Child:
+        """Begin the command, or another one in its place."""
         work = (other or self.command).work(self.made, self.out)
         return Child(work, **limits)
 

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -110,13 +110,13 @@ def _drain(reading: int, chunks: list[bytes]) -> None:
             chunks.append(chunk)
 
 
-def _work(work: Callable[[], object], errors: int, value: Any, largest_file: int | None) -> None:  # noqa: ANN401
+def _work(work: Callable[[], object], errors: int, value: TextIO, largest_file: int | None) -> None:
     code = 70
     torch.set_num_threads(1)  # a fork has none of the parent's worker threads
     try:
         os.dup2(errors, 2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (12 * _GIB, hard))
         if largest_file is not None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -71,8 +70,8 @@ def digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=_plain).encode()).hexdigest()
 
 
-def _plain(value: Any) -> str:  # noqa: ANN401
-    if hasattr(value, "numpy"):
+def _plain(value: object) -> str:
+    if isinstance(value, torch.Tensor):
         return hashlib.sha256(value.detach().contiguous().numpy().tobytes()).hexdigest()
     return str(value)
 

@@ -9,7 +9,6 @@ import json
 from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
-from typing import Any
 from unittest.mock import patch
 
 import kvpress
@@ -65,7 +64,7 @@ def main() -> None:
     print(json.dumps([one.row(given.child) for one in times.values()]))
 
 
-def _press(name: str, model: PreTrainedModel) -> Any:  # noqa: ANN401 - kvpress has no types
+def _press(name: str, model: PreTrainedModel) -> kvpress.BasePress:
     ratio = 1 - setting.KEPT
     if name == "kvp":
         return PolicyPress(ratio, setting.learned(model))
@@ -83,7 +82,7 @@ def _press(name: str, model: PreTrainedModel) -> Any:  # noqa: ANN401 - kvpress 
 
 
 def _round(
-    model: PreTrainedModel, ids: Tensor, presses: dict[str, Any], device: str
+    model: PreTrainedModel, ids: Tensor, presses: dict[str, kvpress.BasePress], device: str
 ) -> dict[str, tuple[Seconds, Seconds, Seconds]]:
     """Of each press: what it adds, the prefill alone, and the prefill with it."""
     bare = timed(partial(setting.prefill, model, ids), device)[1]
@@ -106,7 +105,7 @@ def _round(
 
 
 @torch.no_grad()
-def _pressed(model: PreTrainedModel, ids: Tensor, press: Any) -> None:  # noqa: ANN401
+def _pressed(model: PreTrainedModel, ids: Tensor, press: kvpress.BasePress) -> None:
     with press(model):
         setting.prefill(model, ids)
 

@@ -52,9 +52,9 @@ def prompt(tokens: int, device: str) -> Tensor:
 
 
 @torch.no_grad()
-def prefill(model: PreTrainedModel, ids: Tensor) -> Any:  # noqa: ANN401 - a model's output
+def prefill(model: PreTrainedModel, ids: Tensor) -> None:
     """The forward pass of transformers alone, with a cache, for the logits of the last token."""
-    return model(ids, past_key_values=DynamicCache(), use_cache=True, logits_to_keep=1)
+    model(ids, past_key_values=DynamicCache(), use_cache=True, logits_to_keep=1)
 
 
 def learned(model: PreTrainedModel) -> LearnedScorer:

@@ -17,18 +17,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.measuring import ROOT, last_line, machine, write_json
+from benchmarks.measuring import ROOT, environment, last_line, machine, write_json
 from benchmarks.performance.page import write_pages
 from benchmarks.performance.parts import PARTS, Part
 
@@ -157,14 +156,10 @@ def _rows(lines: Sequence[str]) -> list[dict[str, Any]]:
 
 def run(module: str, words: Sequence[str], limit: float | None) -> tuple[list[str], str]:
     """`python -m MODULE WORDS`, ended after `limit` seconds: what it wrote, and why it failed."""
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     ended = ["timeout", "--signal=KILL", str(limit)] if limit else []  # with all it has started
     call = [*ended, sys.executable, "-m", module, *words]
     lines = []
-    with subprocess.Popen(
-        call, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    with Popen(call, env=environment(), cwd=ROOT, stdout=PIPE, stderr=STDOUT, text=True) as process:
         for line in process.stdout or ():
             print(line, end="", flush=True)
             lines.append(line)

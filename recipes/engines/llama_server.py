@@ -90,8 +90,8 @@ def server(program: str, gguf: str, folder: str) -> AbstractContextManager[str]:
     return answering("llama-server", [*command, "--slot-save-path", folder], port, Path(folder))
 
 
-def post(url: str, body: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
-    """The server's answer to a JSON body."""
+def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The server's answer to a body; both are JSON objects."""
     with urlopen(Request(url, json.dumps(body).encode()), timeout=600) as answer:
         return json.load(answer)
 

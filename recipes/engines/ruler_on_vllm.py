@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
@@ -50,7 +49,7 @@ FULL = "full"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """What is asked of whom."""
+    """The parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--methods", required=True, help="METHOD[+ALLOCATOR] or POLICY[+ALLOCATOR]")
@@ -85,12 +84,12 @@ class Both:
             ),
         )  # fmt: skip
 
-    def ask_vllm(self, ids: Sequence[int], tokens: int, **options: Any) -> vllm.RequestOutput:  # noqa: ANN401
+    def ask_vllm(self, ids: Sequence[int], tokens: int, **options: object) -> vllm.RequestOutput:
         """The greedy answer of vLLM."""
         sampling = vllm.SamplingParams(temperature=0, max_tokens=tokens, **options)
         return self.engine.generate({"prompt_token_ids": list(ids)}, sampling, use_tqdm=False)[0]
 
-    def ask_transformers(self, ids: Sequence[int], **options: Any) -> str:  # noqa: ANN401
+    def ask_transformers(self, ids: Sequence[int], **options: object) -> str:
         """The greedy answer of transformers."""
         out = self.model.generate(  # type: ignore[operator]
             torch.tensor([list(ids)]), max_new_tokens=NEW_TOKENS, do_sample=False,

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from kvpress import ScorerPress
 from kvpress.utils import get_prerope_query_states
-from torch import Tensor
+from torch import Tensor, nn
 
 from kvp.errors import PolicyError
 from kvp.scoring import View
 from policies.learned import LearnedScorer
 from policies.policy_files import load_policy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass
@@ -38,7 +41,7 @@ class PolicyPress(ScorerPress):
         given = self.policy
         self.scorer = given if isinstance(given, LearnedScorer) else load_policy(given)
 
-    def post_init_from_model(self, model: Any) -> None:  # noqa: ANN401  # PreTrainedModel
+    def post_init_from_model(self, model: PreTrainedModel) -> None:
         """Raise PolicyError where the policy was trained for another geometry."""
         config = model.config
         heads = config.num_attention_heads
@@ -55,7 +58,7 @@ class PolicyPress(ScorerPress):
             )
 
     def score(
-        self, module: Any, hidden_states: Tensor, keys: Tensor, values: Tensor,  # noqa: ANN401
+        self, module: nn.Module, hidden_states: Tensor, keys: Tensor, values: Tensor,
         attentions: Tensor | None, kwargs: dict[str, Any],
     ) -> Tensor:  # fmt: skip
         """Scores of every token of the layer of an attention module: [B, H, N] float32."""

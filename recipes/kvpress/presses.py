@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import Any, ClassVar, NoReturn
 
 from torch import Tensor
 
@@ -73,7 +74,7 @@ def __getattr__(name: str) -> type[PressScorer]:
     return type(name, (PressScorer,), {"kind": kinds[name]})
 
 
-def _imported() -> Any:  # noqa: ANN401  # the module
+def _imported() -> ModuleType:
     """Import kvpress and leave the attention functions of transformers as they were."""
     if "kvpress" in sys.modules:
         return importlib.import_module("kvpress")
@@ -94,11 +95,11 @@ class _Absent:
         """Only `given` can be read."""
         vars(self).update(given, _refusal=f"method {method} reads {what}")
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> NoReturn:
         raise UsageError(
             f"{vars(self)['_refusal']}: kvp hands keys and values to a press and no more; "
             "kvp list shows kvp's own methods"
         )
 
-    def __getitem__(self, key: object) -> Any:  # noqa: ANN401
-        return self.__getattr__(str(key))
+    def __getitem__(self, key: object) -> NoReturn:
+        self.__getattr__(str(key))
