@@ -36,8 +36,10 @@ from kvp.store import StorePlan, TraceWriter
 from trace_collect.config import CollectConfig
 
 CLOCKS: dict[str, Callable[[], float]] = {
-    "wall": time.perf_counter, "processor": time.process_time, "model_thread": time.thread_time,
-}  # fmt: skip
+    "wall": time.perf_counter,
+    "processor": time.process_time,
+    "model_thread": time.thread_time,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -140,9 +142,11 @@ def _collected(
         validation=0,
     )  # fmt: skip
     plan = StorePlan(
-        geometry=geometry_of(model.config), dtype=str(model.dtype).removeprefix("torch."),
-        max_tokens=config.max_tokens, sequences=config.sequences,
-    )  # fmt: skip
+        geometry=geometry_of(model.config),
+        dtype=str(model.dtype).removeprefix("torch."),
+        max_tokens=config.max_tokens,
+        sequences=config.sequences,
+    )
     recorded = RecordingSettings(continuation="model", max_new_tokens=args.max_new_tokens)
     made = collect_all(model, tokenizer, enumerate(samples), recorded, batch_size=batch_size)
     with tempfile.TemporaryDirectory() as folder:

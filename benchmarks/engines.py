@@ -113,9 +113,10 @@ class Engine:
         self.ask(prompts, 1)
         seconds = self.ask(prompts, tokens)[1]
         return {
-            "first_question": first, "later_question": later,
+            "first_question": first,
+            "later_question": later,
             "tokens_per_second": len(prompts) * tokens / seconds,
-        }  # fmt: skip
+        }
 
 
 _ENGINE: list[Engine] = []
@@ -168,11 +169,12 @@ def measure(given: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
     ]
     return [
         {
-            **row, "at_once": len(prompts),
+            **row,
+            "at_once": len(prompts),
             **{name: median(turn[name] for turn in each) for name in each[0]},
         }
         for (_, prompts, row), each in zip(cases, zip(*turns, strict=True), strict=True)
-    ]  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":

@@ -139,9 +139,11 @@ def _training(heads: int, objective: str, network: str, args: argparse.Namespace
     sizes |= {"compress_prompt": 0.0, "compress_context": 1.0, "compress_uniform": 0.0}
     recipe = replace(PRESETS[args.preset], objective=objective, **sizes)
     spec = RankerSpec(
-        head_dim=args.head_dim, architecture=recipe.architecture, hidden=recipe.hidden,
+        head_dim=args.head_dim,
+        architecture=recipe.architecture,
+        hidden=recipe.hidden,
         reference_length=args.tokens,
-    )  # fmt: skip
+    )
     rankers = HeadRankers(spec, heads, torch.Generator().manual_seed(0)).to(args.device)
     length = args.tokens + 1
     record = SequenceRecord(

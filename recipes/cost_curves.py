@@ -42,7 +42,7 @@ def stored_prefill(trace: Trace, prefix_length: int) -> Prefill:
         ),  # [1, Q, T, D]
         fed_again=again,
         question_tokens=max(0, prefix_length - trace.record.context_length),
-    )  # fmt: skip
+    )
 
 
 def lost(
@@ -73,7 +73,7 @@ def measure(reader: TraceReader, methods: dict[str, Scorer], sequences: int) -> 
                     "area": attention_lost(losses).mean(-1),
                     "skill": skill(importance, losses, PROTECTED),
                     "lost_at_12.5%": attention_lost(losses)[..., round(point / 8)],
-                }  # fmt: skip
+                }
                 rows = pd.DataFrame({name: values.flatten() for name, values in numbers.items()})
                 parts.append(rows.assign(method=name, head=rows.index, sequence=record.id))
     return pd.concat(parts)
@@ -102,8 +102,9 @@ def main() -> None:
     names = Counter(method.method for method in methods)
     scorers = {
         method.method if names[method.method] == 1 else method.spec: method.scorer
-        for method in methods if method.scorer
-    }  # fmt: skip
+        for method in methods
+        if method.scorer
+    }
     if more := [name for name, scorer in scorers.items() if whole_prompt_input(scorer.needs)]:
         raise UsageError(f"--methods {','.join(more)}: traces do not hold what they read")
     rows = measure(TraceReader(given.traces), scorers, given.sequences)

@@ -160,7 +160,7 @@ _MADE = {
     "unfinished train": ("train", "train.run._export"),
     "unfinished evolve": ("evolve", "eval.evolve.run.save_budgets"),
     "unfinished eval": ("eval", "eval.run.measure_times"),
-}  # fmt: skip
+}
 """Artefacts: the program, and more flags, or the function in whose place it ends."""
 
 

@@ -74,10 +74,12 @@ def _press(name: str, model: PreTrainedModel) -> kvpress.BasePress:
         press.kvzap_model_name = f"nvidia/KVzap-mlp-{config.name_or_path.split('/')[-1]}"
         press.kvzap_model = KVzapModel(
             KVzapConfig(
-                input_dim=config.hidden_size, output_dim=config.num_key_value_heads,
-                n_modules=config.num_hidden_layers, hidden_dim=config.hidden_size // 8,
+                input_dim=config.hidden_size,
+                output_dim=config.num_key_value_heads,
+                n_modules=config.num_hidden_layers,
+                hidden_dim=config.hidden_size // 8,
             )
-        )  # fmt: skip
+        )
     return press
 
 

@@ -61,9 +61,11 @@ def learned(model: PreTrainedModel) -> LearnedScorer:
     """A policy of random weights with networks as large as those of the bundled policy."""
     config = model.config
     geometry = Geometry(
-        layers=config.num_hidden_layers, query_heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads, head_dim=HEAD_DIM,
-    )  # fmt: skip
+        layers=config.num_hidden_layers,
+        query_heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=HEAD_DIM,
+    )
     spec = replace(load_policy("nano").rankers.spec, head_dim=HEAD_DIM)
     rankers = HeadRankers(spec, geometry.total_kv_heads, torch.Generator().manual_seed(0))
     rankers = rankers.requires_grad_(False).to(model.device)

@@ -1,6 +1,8 @@
-"""A hundred rows such as one may have oneself: letters, and what three firms in each still owe.
+"""A hundred rows as users may have them: letters, and questions about what three firms still owe.
 
-python recipes/engines/letters.py rows.jsonl
+    python recipes/engines/letters.py rows.jsonl
+
+takes a second. docs/your_model.md trains on some of the rows and asks about others.
 """
 
 from __future__ import annotations

@@ -67,9 +67,11 @@ def main() -> None:
                         question = tokenizer(asked, add_special_tokens=False)
                         before = context.placeholders if compressed else tokenizer(text).input_ids
                         body = {
-                            "prompt": [*before, *question.input_ids], "cache_prompt": True,
-                            "n_predict": sample.max_new_tokens, "temperature": 0,
-                        }  # fmt: skip
+                            "prompt": [*before, *question.input_ids],
+                            "cache_prompt": True,
+                            "n_predict": sample.max_new_tokens,
+                            "temperature": 0,
+                        }
                         answer = post(f"{url}/completion", body)
                         timings.append(answer["timings"])
                         scores.append(print_and_score(sample, answer["content"]))

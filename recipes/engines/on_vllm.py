@@ -95,10 +95,11 @@ def server(model: str, policy: str, folder: str) -> AbstractContextManager[str]:
     """A server of `model` whose contexts are in `folder`; its address, once it answers."""
     port = free_port()
     connector = {
-        "kv_connector": "KvpConnector", "kv_connector_module_path": "kvp.vllm.connector",
+        "kv_connector": "KvpConnector",
+        "kv_connector_module_path": "kvp.vllm.connector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"contexts": folder, "policy": policy},
-    }  # fmt: skip
+    }
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     command += ["--port", str(port), "--enforce-eager", "--block-size", "32"]
     command += ["--kv-transfer-config", json.dumps(connector)]
@@ -113,9 +114,11 @@ def remember(openai: OpenAI, model: str, ids: list[int], budget: str) -> list[in
     Raises UsageError where it does not: its answers would be those of another cache.
     """
     answer = openai.completions.create(
-        model=model, prompt=ids, max_tokens=4,  # what was compressed comes after the first one
+        model=model,
+        prompt=ids,
+        max_tokens=4,  # what was compressed comes after the first one
         extra_body={"min_tokens": 4, "kv_transfer_params": {"kvp_compress": budget}},
-    )  # fmt: skip
+    )
     told = (getattr(answer, "kv_transfer_params", None) or {}).get("kvp_context") or {}
     if "placeholders" not in told:
         raise UsageError(f"vLLM compresses nothing: {told.get('error', 'it has no connector')}")
@@ -127,10 +130,12 @@ def metrics(url: str) -> Mapping[str, float]:
     with urlopen(f"{url}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     names = {
-        "first": "time_to_first_token_seconds_sum", "firsts": "time_to_first_token_seconds_count",
-        "decode": "request_decode_time_seconds_sum", "tokens": "generation_tokens_total",
+        "first": "time_to_first_token_seconds_sum",
+        "firsts": "time_to_first_token_seconds_count",
+        "decode": "request_decode_time_seconds_sum",
+        "tokens": "generation_tokens_total",
         "space": "kv_cache_usage_perc",
-    }  # fmt: skip
+    }
     found = {}
     for name, metric in names.items():
         values = re.findall(rf"^vllm:{metric}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)

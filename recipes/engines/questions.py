@@ -24,7 +24,7 @@ ASKED = "What is the special magic number for {0} mentioned in the provided text
 PREFIX = " The special magic number for {0} mentioned in the provided text is"
 
 WORDS = 700
-"""Of each document."""
+"""Words of each document."""
 Document = tuple[str, list[Sample]]
 """A text, and the questions about it: each is fed as `question + answer_prefix`."""
 

@@ -98,7 +98,7 @@ class Both:
         return str(self.tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True))
 
     def contexts(self, ids: Sequence[int], method: str, budgets: Sequence[str]) -> list[Context]:
-        """A context of each budget, of one prefill of transformers."""
+        """The contexts of all budgets, from one prefill in transformers."""
         scorer, allocator = configured_method(method)
         protection, feed = Protection(), torch.tensor([list(ids)])
         counts = [kept_rows(parse_budget(b), len(ids), least=protection.tokens) for b in budgets]
@@ -119,7 +119,7 @@ class Both:
     def answers(
         self, prompt: Encoded, method: str, budgets: Sequence[str]
     ) -> Iterator[list[tuple[str, str]]]:
-        """Of each budget, from transformers and from vLLM."""
+        """Answers at each budget, as (engine, answer): from transformers and from vLLM."""
         ids = list(prompt.ids[: prompt.prompt_length])
         context, question = ids[: prompt.context_length], ids[prompt.context_length :]
         if method == FULL:
@@ -163,7 +163,7 @@ def summarize(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def main() -> None:
-    """Answer what FILE has no row of, then write the table."""
+    """Answer the prompts that FILE has no row of, then write the table."""
     given = build_parser().parse_args()
     given.out.touch()
     rows = [json.loads(line) for line in given.out.read_text(encoding="utf-8").splitlines()]

@@ -103,7 +103,7 @@ def there(folder: Path) -> None:
 
 
 def presses() -> None:
-    """Scores of presses next to those of kvp's own methods, and a refusal."""
+    """Compare presses as scorers with kvp's own methods, and see that other presses are refused."""
     from kvp.errors import UsageError
     from kvp.hf import evicting, load_model
     from kvp.hf.prefill import prefill
@@ -154,7 +154,7 @@ def presses() -> None:
 
 
 def compare_kvzap(model: PreTrainedModel, hidden: int | None) -> None:
-    """Scores of a KVzap of random weights that kvpress itself writes, and of its own modules."""
+    """Compare scores of a random KVzap, written by kvpress, with those of kvpress's own modules."""
     from kvpress.presses.kvzap_press import KVzapConfig, KVzapModel
 
     from kvp.hf.prefill import prefill
@@ -164,10 +164,12 @@ def compare_kvzap(model: PreTrainedModel, hidden: int | None) -> None:
     config = model.config
     gates = KVzapModel(
         KVzapConfig(
-            input_dim=config.hidden_size, output_dim=config.num_key_value_heads,
-            n_modules=config.num_hidden_layers, hidden_dim=hidden,
+            input_dim=config.hidden_size,
+            output_dim=config.num_key_value_heads,
+            n_modules=config.num_hidden_layers,
+            hidden_dim=hidden,
         )
-    )  # fmt: skip
+    )
     with TemporaryDirectory() as folder:
         gates.save_pretrained(folder)
         scorer = make_scorer(f"kvzap:{folder}")

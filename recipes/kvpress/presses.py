@@ -63,9 +63,10 @@ def __getattr__(name: str) -> type[PressScorer]:
     kvpress = _imported()
     kinds = {known: getattr(kvpress, known) for known in kvpress.__all__}
     presses = [
-        known for known, kind in kinds.items()
+        known
+        for known, kind in kinds.items()
         if isinstance(kind, type) and issubclass(kind, kvpress.ScorerPress)
-    ]  # fmt: skip
+    ]
     if name not in presses:
         raise AttributeError(
             "kvpress has no press of this name that scores tokens; it has "
@@ -89,10 +90,10 @@ def _imported() -> ModuleType:
 
 
 class _Absent:
-    """What kvp does not hand to a press; whoever reads it is named."""
+    """Stands for what kvp hands to no press; reading it raises UsageError with the press's name."""
 
     def __init__(self, method: str, what: str, **given: int) -> None:
-        """Only `given` can be read."""
+        """Let attributes in `given` alone be read."""
         vars(self).update(given, _refusal=f"method {method} reads {what}")
 
     def __getattr__(self, name: str) -> NoReturn:

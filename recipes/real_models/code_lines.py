@@ -36,7 +36,7 @@ def rows() -> list[dict[str, object]]:
         if place >= len(lines) - 1:
             continue
         before = lines[max(0, place - LINES) : place]
-        made.append({
+        row = {
             "task": "next_line",
             "context": "\n".join(before[:-ASKED])[-CHARACTERS:] + "\n",
             "question": "\n".join(before[-ASKED:]),
@@ -44,7 +44,8 @@ def rows() -> list[dict[str, object]]:
             "answer": lines[place],
             "metric": "code",
             "max_new_tokens": 40,
-        })  # fmt: skip
+        }
+        made.append(row)
     return made[:ROWS]
 
 

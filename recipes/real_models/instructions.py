@@ -37,14 +37,15 @@ def main(out: Path, squad: Path) -> None:
         for _ in range(DOCUMENTS):
             drawn = draw.sample(passages, PASSAGES)
             text = "\n\n".join(dict.fromkeys(row["context"].strip() for row in drawn))
-            rows.append({
+            row = {
                 "task": "instructions",
                 "context": f"Rule for all your answers: {instruction}\n\nDocument:\n\n{text}\n\n",
                 "question": drawn[0]["question"],
                 "answer": words,
                 "metric": "all",
                 "max_new_tokens": 60,
-            })  # fmt: skip
+            }
+            rows.append(row)
     write_rows(out, rows)
 
 

@@ -68,7 +68,7 @@ BASELINES = {
     "KeyDiff+ada": "keydiff",
     "recency, 24 prompts": RECENCY,
 }
-"""Methods of a table, and how their names begin, whatever their setting."""
+"""A table's label of each method, and how its name begins, whatever its setting."""
 READERS = {
     "full cache": FULL,
     OURS: OURS,
@@ -85,7 +85,7 @@ Cells = dict[Key, list[Record]]
 
 
 def method(record: Record) -> str:
-    """Name of a method with its allocator; the policies of one training differ in seed alone."""
+    """Name of a method with its allocator; policies that differ in the seed alone share one."""
     name: str = record["method"]
     if record["variant"] != "auto":
         name += f"({record['variant']})"
@@ -174,7 +174,7 @@ def overall(name: str, records: list[Record]) -> Iterator[tuple[str | int, ...]]
 
 
 def write_overall(name: str, records: list[Record]) -> None:
-    """The lines of these results take the place of those that the file has."""
+    """Replace the lines of these results in overall.csv."""
     before = read(OVERALL)
     new = pd.DataFrame(overall(name, records), columns=before.columns)
     rows = pd.concat([new, before[~before["results"].isin(new["results"])]])
@@ -196,7 +196,7 @@ def write_tasks(records: Iterable[Record], path: Path) -> None:
 
 
 def write_costs(timing: Iterable[Record]) -> None:
-    """Per method: readings of the prompt, FLOPs and seconds to evict in % of the prefill's."""
+    """Write per method: readings of the prompt; FLOPs and seconds to evict, % of the prefill's."""
     prefill = next(record for record in timing if record["method"] == FULL)
     rows = []
     for record in timing:
@@ -263,7 +263,7 @@ def draw(path: Path) -> None:
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Lines of a committed file, as texts."""
+    """The rows of a committed CSV file; all cells are strings."""
     return pd.read_csv(path, dtype=str, keep_default_na=False)
 
 

@@ -23,15 +23,15 @@ from typing import Any
 Row = Mapping[str, Any]
 ASK = "Read these passages and answer the questions about them, each in a few words."
 CHATS = {"questions": 200, "dialogues": 1500}
-"""How many are made."""
+"""Chats of each kind that are made."""
 PASSAGE_WORDS, DIALOGUE_WORDS, ARTICLE_WORDS = (430, 560), 470, 1100
-"""At most 1,024 tokens each, but for articles, which are cut to the length that is asked for."""
+"""Words, for at most 1,024 tokens each; articles are cut to the length that is asked for."""
 
 EXAMPLES, CLASSIFIED = 36, {"validation": 48, "test": 200}
-"""Examples in a context, and contexts."""
+"""Examples in a context, and contexts of each split."""
 CLASSIFIED_WORDS = range(6, 26)
 LABEL_TOKENS = 6
-"""Of an answer: a label, and what would follow it."""
+"""Tokens of an answer: a label, and what would follow it."""
 
 
 def halves(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -100,14 +100,14 @@ def articles(text: str) -> Iterator[Row]:
 
 
 def topics(chats: Iterable[Row]) -> Iterator[tuple[str, str]]:
-    """First requests of dialogues about one service, and its kind."""
+    """The first request of each dialogue about a single service, and the kind of this service."""
     for chat in chats:
         if len(chat["services"]) == 1 and chat["turns"][0][0] == "USER":
             yield chat["turns"][0][1], chat["services"][0].split("_")[0]
 
 
 def classified(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[Row]]]:
-    """Messages to classify after examples of every topic; no text is in validation and test."""
+    """Per split, messages to classify after examples of every topic; splits share no message."""
     found: dict[str, dict[str, list[str]]] = {split: {} for split in CLASSIFIED}
     for one, kind in sorted({(" ".join(one.split()), kind) for one, kind in pairs}):
         if len(one.split()) in CLASSIFIED_WORDS:

@@ -45,7 +45,7 @@ TASKS = {
          "niah_multiquery", "scbench_kv"),
     AGGREGATION: ("cwe", "fwe", "scbench_mf"),
 }  # fmt: skip
-"""What is trained on, by class: as many prompts of either."""
+"""Tasks to train on, by class; each class gets as many prompts."""
 OTHER_TASKS = {
     QA: ("vt", "niah_multikey_3", "scbench_hashhop"),
     AGGREGATION: ("scbench_many_shot",),
@@ -62,7 +62,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 Text = tuple[str, int]
 """A prompt and the index of its class in `TASK_TYPES`."""
 Example = tuple[list[int], int]
-"""Its word pieces instead."""
+"""The ids of its word pieces and the index of its class."""
 
 
 def task_prompts(
