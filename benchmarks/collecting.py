@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def rates(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Times of the ways to run the same prompts, a row for each."""
+    """A row for each way to run the same prompts, with its times."""
     model, tokenizer = model_of(name, args.device, args.layers), load_model("nano")[1]
     assert model.generation_config is not None
     model.generation_config.eos_token_id = [model.config.vocab_size]  # none: answers never end

@@ -52,7 +52,7 @@ KEPT = 0.125
 """Share of the tokens that evicted caches keep."""
 NAMES = ("attention", "nano", "wide", "smollm2-135m-instruct", "qwen2.5-7b")
 Maker = Callable[[], Callable[[], object]]
-"""Makes a fresh cache and returns what decodes a token with it."""
+"""Makes a fresh cache and returns a function that decodes a token with it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -86,7 +86,7 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
 
 
 def _measure(case: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row per cache."""
+    """A row for each cache of a case."""
     device = args.device
     if device == "cpu":
         torch.set_num_threads(1)
@@ -122,7 +122,7 @@ def _measure(case: str, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _timed(call: Callable[[], object], backend: str, device: str) -> Seconds:
-    """Time of one token with a backend of `kvp.ops.ragged_attention`."""
+    """Time of one token with a backend of `kvp.ops.ragged_attention`, `torch` or any other."""
     triton = "kvp.ops.ragged_attention.has_triton"
     chosen: Any = patch(triton, lambda: False) if backend == "torch" else nullcontext()
     with torch.no_grad(), chosen:
@@ -130,7 +130,7 @@ def _timed(call: Callable[[], object], backend: str, device: str) -> Seconds:
 
 
 def _attention_makers(tokens: int, args: argparse.Namespace) -> dict[str, Maker]:
-    """Ways to attend from one token to random keys and values of one layer."""
+    """By label, makers of the attention of one token to random keys and values of one layer."""
     dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
     query = torch.randn(1, 28, 1, 128).to(args.device, dtype)
     keys, values = torch.randn(2, 1, 4, tokens, 128, dtype=dtype, device=args.device)
@@ -151,7 +151,7 @@ def _attention_makers(tokens: int, args: argparse.Namespace) -> dict[str, Maker]
 
 
 def _cache_makers(name: str, tokens: int, args: argparse.Namespace) -> dict[str, Maker]:
-    """Caches of a model after `tokens` tokens, of random content."""
+    """By label, makers of a model's caches after `tokens` tokens, with random content."""
     from transformers import DynamicCache
 
     from benchmarks.models import model_of

@@ -21,7 +21,7 @@ from kvp.artifacts.addresses import files_below
 from kvp.program.table import run_program
 
 WORDS = {"collect": "trace_collect.run.decimal", "eval": "eval.run.timedelta"}
-"""What puts the estimate of each program into words."""
+"""The function that puts the estimate of each program into words."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # the parent stays small: memory is that of the processes it 
 
 GROUP, WIDTH = 7, 128
 LONG = 2
-"""Times the seconds of `--seconds`: a first call that takes longer is not repeated."""
+"""A first call that takes this many times `--seconds` is not repeated."""
 FORMS = {
     "naive": "the whole [G, queries, T] matrix: multiply, mask, softmax, maximum, sum",
     "blocked": "future_attention.py, what CPUs use",

@@ -35,11 +35,11 @@ GivenP = ParamSpec("GivenP")
 
 @dataclass(frozen=True)
 class Seconds:
-    """How long something took."""
+    """How long something took, in seconds."""
 
     wall: float
     processor: float
-    """Of all threads of this process."""
+    """Processor seconds of all threads of this process."""
 
     def __add__(self, other: Seconds) -> Seconds:
         return Seconds(self.wall + other.wall, self.processor + other.processor)
@@ -80,7 +80,7 @@ class Stopwatch:
 
 
 def medians(times: Iterable[Seconds]) -> dict[str, float]:
-    """`seconds` and `processor_seconds`: the median of each."""
+    """Medians of the wall time, `seconds`, and of the processor time, `processor_seconds`."""
     every = list(times)
     return {
         "seconds": statistics.median(one.wall for one in every),

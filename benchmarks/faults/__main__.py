@@ -1,4 +1,9 @@
-"""The campaign: `python -m benchmarks.faults --out FILE`, area by area; FILE keeps the others."""
+"""The campaign against every program and artefact, an area at a time, in about an hour.
+
+    python -m benchmarks.faults --out FILE [--areas NAME,... --share 0.1]
+
+FILE gets counts and faults of each area when it ends, and keeps those of areas that do not run.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from benchmarks.measuring import machine
 
 def main() -> None:
     """Run every area, print each fault and the table, and write them after every area."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--areas", default="", help="those whose names begin so; comma separated")
     parser.add_argument("--share", type=float, default=1.0, help="of the trials of every area")
     parser.add_argument("--out", type=Path, help="JSON file for the counts and the faults")

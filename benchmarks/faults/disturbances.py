@@ -36,7 +36,7 @@ from benchmarks.faults.programs import (
 )
 
 Areas = tuple[Callable[[int], list[Trial]], int]
-"""Makes so many trials, and how many make an area whole."""
+"""A function that makes a number of trials, and the number of a whole area."""
 
 
 class Run:
@@ -70,7 +70,7 @@ class Run:
         return Child(work, **limits)
 
     def read(self) -> Ended:
-        """What its reader finds."""
+        """Read its output in a child process."""
         return Child(self.command.content(self.out)).wait()
 
     def moment(self) -> float:
@@ -166,11 +166,11 @@ DISTURBANCES = {
     "kill": (killed, 50), "full disk": (full_disk, 20), "read-only folder": (read_only, 20),
     "stopped and replaced": (replaced, 12), "two programs": (together, 12),
 }  # fmt: skip
-"""Disturbances, and how often each."""
+"""Each disturbance, and the trials of a whole area."""
 
 
 def disturb(name: str, program: str, made: Path, scratch: Path, trials: int) -> list[Trial]:
-    """Disturb one program so often."""
+    """Disturb one program in `trials` trials."""
     run, found = Run(program, made, scratch), []
     for _ in range(trials):
         run.new_place()
@@ -190,7 +190,7 @@ FILES: dict[str, tuple[str, Reader, Sequence[str]]] = {
     "budget file": ("budgets", read_budgets, ("budgets.json",)),
     "context": ("contexts", read_contexts, ("*.context",)),
 }  # fmt: skip
-"""Artefacts: their folder, what reads them, kinds of files."""
+"""Of each artefact its folder, its reader and patterns of its files."""
 RESUMED = {
     "train": ("run.json", "checkpoints/last.ckpt"),
     "evolve": ("manifest.json", "search.jsonl"),
@@ -200,7 +200,7 @@ RESUMED = {
 
 
 def flipped(source: Path, copy: Path, kind: str, draw: random.Random) -> str:
-    """Copy a folder with one bit of one file of a kind turned over; which."""
+    """Copy a folder with one flipped bit in a file of a kind; returns file and bit, in words."""
     shutil.copytree(source, copy)
     path = draw.choice(sorted(copy.glob(kind)))
     data = bytearray(path.read_bytes())
@@ -236,7 +236,7 @@ def flip_resumed(program: str, kind: str, made: Path, scratch: Path, trials: int
 
 
 def areas(made: Path, scratch: Path) -> dict[str, Areas]:
-    """Every area by its name: called with a number of trials; and how many make it whole."""
+    """Every area by its name."""
     found: dict[str, Areas] = {}
     for name, (_, trials) in DISTURBANCES.items():
         for program in COMMANDS:

@@ -168,7 +168,7 @@ def reader_outcome(ended: Ended, truth: object) -> Trial:
 
 
 def worst(trials: Iterable[Trial], name: str) -> Trial:
-    """The one that counts of several parts of a trial."""
+    """The worst of several parts of a trial, under the name of the trial."""
     return replace(max(trials, key=lambda trial: OUTCOMES.index(trial.outcome)), name=name)
 
 

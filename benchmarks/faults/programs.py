@@ -161,7 +161,7 @@ _MADE = {
     "unfinished evolve": ("evolve", "eval.evolve.run.save_budgets"),
     "unfinished eval": ("eval", "eval.run.measure_times"),
 }
-"""Artefacts: the program, and more flags, or the function in whose place it ends."""
+"""The program of each artefact, and more flags; of unfinished ones, the function it ends at."""
 
 
 def make(made: Path, names: Iterable[str] = (*_MADE, "contexts")) -> None:
@@ -181,7 +181,7 @@ def make(made: Path, names: Iterable[str] = (*_MADE, "contexts")) -> None:
 
 
 def _done(name: str, work: Callable[[], object]) -> None:
-    """Do work in a child, and import here what it did, once for all children to come."""
+    """Do work in a child, and import its modules here, so that later children need not."""
     ended = Child(lambda: work() or {"modules": sorted(sys.modules)}).wait(300)
     if ended.code != 0:
         raise RuntimeError(f"{name} ended with {ended.code}: {ended.error[-2000:]}")

@@ -58,7 +58,7 @@ def rows(given: argparse.Namespace) -> list[Row]:
 
 
 def _spec(name: str) -> str:
-    """The preset that is kvpress's form of a method, where it has one."""
+    """The method, with the preset `kvpress` where it has one."""
     presets = SCORERS[name].presets if name in SCORERS else {}
     return f"{name}:kvpress" if "kvpress" in presets else name
 
@@ -105,7 +105,7 @@ def _round(
 
 
 def _by_recording(scorers: Mapping[str, Scorer]) -> Iterable[tuple[Needs, list[str]]]:
-    """Needs of the prefills to make, and the methods that each is for."""
+    """Group the methods that one prefill can serve, with the needs of this prefill."""
     groups: dict[object, tuple[Needs, list[str]]] = {}
     for name, scorer in scorers.items():
         needs = scorer.needs
@@ -116,7 +116,7 @@ def _by_recording(scorers: Mapping[str, Scorer]) -> Iterable[tuple[Needs, list[s
 
 @contextmanager
 def _recorders(device: str) -> Iterator[Stopwatch]:
-    """Times what a prefill keeps for methods: queries and hidden states."""
+    """Time what a prefill records for methods, queries and hidden states, inside the block."""
     watch = Stopwatch(device)
     with (
         patch.object(QueryRecorder, "record", watch.around(QueryRecorder.record)),

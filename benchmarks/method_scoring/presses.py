@@ -42,7 +42,7 @@ PRESSES = {
 }
 """kvp's method -> the press that is the same."""
 READS_WEIGHTS = "h2o:kvpress"
-"""Its press needs attention that returns its weights, so that the whole prefill is another one."""
+"""The method whose press reads attention weights, which takes another kind of prefill."""
 
 
 def main() -> None:

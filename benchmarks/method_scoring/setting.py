@@ -25,7 +25,7 @@ HEAD_DIM = 64
 KEPT = 0.25
 """Share of the tokens that stay."""
 VOCABULARY = 8192
-"""Of nano's tokenizer, which methods that repeat or read the prompt are given."""
+"""Entries of nano's tokenizer, which serves methods that repeat or read the prompt."""
 
 
 def model_of(given: argparse.Namespace) -> PreTrainedModel:
@@ -73,21 +73,21 @@ def learned(model: PreTrainedModel) -> LearnedScorer:
 
 
 def rounds(given: argparse.Namespace) -> range:
-    """The rounds at `given.child` tokens: --repeats goes with --tokens, its last number on."""
+    """The rounds at `given.child` tokens; the last of --repeats is for all later --tokens."""
     repeats = given.repeats.split(",")
     place = given.tokens.split(",").index(str(given.child))
     return range(int(repeats[min(place, len(repeats) - 1)]))
 
 
 def selected(given: argparse.Namespace, names: Sequence[str]) -> list[str]:
-    """Those of `names` that --methods lists, by their name without a preset; all without it."""
+    """Names whose method, without a preset, is in --methods; all of them where it is empty."""
     wanted = set(given.methods.split(",")) if given.methods else None
     return [name for name in names if wanted is None or name.partition(":")[0] in wanted]
 
 
 @dataclass
 class Times:
-    """Of one method: what it adds, the prefill of the same round, and both together."""
+    """Times of one method: in each round what it adds, the prefill alone, and both together."""
 
     method: str
     source: str
@@ -96,7 +96,7 @@ class Times:
     rounds: list[tuple[Seconds, Seconds, Seconds]] = field(default_factory=list)
 
     def row(self, tokens: int) -> dict[str, Any]:
-        """As in the file."""
+        """The method's row in the file."""
         added, bare, whole = zip(*self.rounds, strict=True)
         prefills = {f"prefill_{name}": value for name, value in medians(bare).items()}
         return {

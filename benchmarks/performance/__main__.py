@@ -36,7 +36,7 @@ QUICK = ROOT / "runs/performance"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure the parts, write the page; 1 where a part failed, and 2 for flags that cannot be."""
+    """Measure the parts and write the page; the exit code is 1 where a part failed."""
     given = _arguments(arguments)
     done: dict[str, dict[str, Any]] = {}
     for part in () if given.render else _chosen(given):
@@ -81,7 +81,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _chosen(given: argparse.Namespace) -> list[Part]:
-    """The parts to measure; what the device cannot do is named."""
+    """The parts to measure; prints the name of each that needs a GPU where there is none."""
     chosen = []
     for part in PARTS:
         if given.only and part.name not in given.only:
@@ -96,8 +96,8 @@ def _chosen(given: argparse.Namespace) -> list[Part]:
 def measure(part: Part, given: argparse.Namespace) -> dict[str, Any]:
     """Write `PART-DEVICE.json` into `given.results`, unless the part fails.
 
-    Its command, and what failed of it: lines by what they are about. Of a part that failed as a
-    whole also the rows until then.
+    Returns its command and what failed in it, `failed` (messages by case). Where the part failed
+    as a whole this is `all`, and `rows` has the rows until then.
     """
     words = part.words(given.device, quick=given.quick)
     if given.kvpress and part.takes_kvpress:
@@ -135,7 +135,7 @@ def measure(part: Part, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tested(lines: Sequence[str], device: str) -> dict[str, Any]:
-    """The report of tests, from what pytest says of them at its end."""
+    """The report of a run of pytest, from its last lines."""
     bad = [line.split(" ", 1)[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
     return {
         "machine": machine(),
@@ -146,7 +146,7 @@ def _tested(lines: Sequence[str], device: str) -> dict[str, Any]:
 
 
 def _rows(lines: Sequence[str]) -> list[dict[str, Any]]:
-    """The lines that are JSON, as parts print each row that they have."""
+    """The rows that a part has printed: its lines that are JSON."""
     rows = []
     for line in lines:
         with suppress(ValueError):  # the last one may be cut

@@ -1,4 +1,4 @@
-"""The page, from the JSON files alone."""
+"""Write docs/performance.md from the JSON files alone."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def page_text(reports: Reports, folder: str, speed: str) -> str:
 
 
 def fill(text: str) -> str:
-    """Lines of at most 120 characters."""
+    """The text in lines of at most 120 characters."""
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _without_gpu(reports: Reports) -> str:
-    """Which parts have no numbers of a GPU."""
+    """A sentence on the parts that were not measured on a GPU; "" where all were."""
     missing = [f"*{part.title}*" for part in PARTS if (part.name, "cuda") not in reports]
     if not missing:
         return ""
@@ -91,7 +91,7 @@ def _measured(part: Part, report: Report, link: str, label: str) -> str:
 
 
 def _machine(report: Report) -> str:
-    """A sentence on where and when."""
+    """A sentence on hardware and commit."""
     machine = report["machine"]
     hardware = machine.get("gpu" if report["settings"].get("device") == "cuda" else "cpu")
     commit = f"commit `{(machine.get('commit') or 'unknown')[:10]}`"
@@ -101,7 +101,7 @@ def _machine(report: Report) -> str:
 
 
 def _incomplete(report: Report) -> list[str]:
-    """What a run lacks that was ended."""
+    """A sentence on what a run lacks that was ended at its limit, if it was."""
     if (ended := report["settings"].get("ended")) is None:
         return []
     lacking = ", ".join(f"`{name}`" for name in _lacking(report))

@@ -1,4 +1,4 @@
-"""What is measured: the parts of the page, their commands and what their tables say."""
+"""The parts of the page: commands, flags, limits, and the texts over their tables."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Part:
     """One benchmark of the page."""
 
     name: str
-    """Of its file, and for --only."""
+    """Its name in --only and in the name of its file."""
     title: str
     module: str
     """`python -m` of it takes --out and writes `machine`, `settings` and `results`; or pytest."""
     text: str
     """What the table says, for a reader who knows the page's first paragraphs."""
     unit: str
-    """Of its numbers; `{clock}` is processor on a CPU, wall on a GPU."""
+    """Unit of its numbers; `{clock}` is processor on a CPU, wall on a GPU."""
     table: Callable[[Mapping[str, Any]], Sequence[Table]]
-    """The file -> its tables."""
+    """Makes tables of the file."""
     cpu: str | None = ""
     """Flags on a CPU; None where it is measured on a GPU only."""
     cuda: str

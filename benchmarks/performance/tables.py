@@ -22,17 +22,17 @@ class Table:
     rows: Sequence[Sequence[str]]
     names: int = 1
     notes: Sequence[str] = ()
-    """Below it: what its numbers do not show."""
+    """Sentences below it on what its numbers do not show."""
 
     def markdown(self) -> str:
-        """With numbers to the right."""
+        """The table in Markdown, its numbers to the right."""
         numbers = len(self.headings) - self.names
         head, *rows = (f"| {' | '.join(row)} |" for row in (self.headings, *self.rows))
         return "\n".join([head, f"|{self.names * '---|'}{numbers * '--:|'}", *rows])
 
 
 def number(value: float | None) -> str:
-    """Two digits, of which single runs are sure at most; those of larger numbers in groups."""
+    """A number in two digits, as many as a single run is sure of; with commas from 1,000 on."""
     if value is None:
         return NONE
     rounded = float(f"{value:.2g}")
@@ -40,12 +40,12 @@ def number(value: float | None) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Of seconds."""
+    """Seconds as milliseconds, in two digits."""
     return number(1000 * seconds)
 
 
 NULLS = {"random_pinned", "random_per_layer", "ring"}
-"""Controls that cost what `random` does, or less: in the file alone."""
+"""Controls that cost at most what `random` does: they are in the file, but in no table."""
 
 
 def scoring(report: Report) -> list[Table]:
@@ -101,12 +101,12 @@ def labels(report: Report) -> list[Table]:
 
 
 def _clock(report: Report) -> str:
-    """Which seconds count on the device."""
+    """Name of the seconds that count: of the wall on a GPU, else of the processor."""
     return "seconds" if report["settings"]["device"] == "cuda" else "processor_seconds"
 
 
 def training(report: Report) -> list[Table]:
-    """Objective by number of heads."""
+    """Time and memory of each objective and number of heads."""
     clock = _clock(report)
     lines = [
         [row["objective"], str(row["heads"]), milliseconds(row[clock]), number(row["peak_gb"])]
@@ -116,7 +116,7 @@ def training(report: Report) -> list[Table]:
 
 
 def decoding(report: Report) -> list[Table]:
-    """Caches beside each other."""
+    """Time of a token with each cache; a row for each model and number of tokens."""
     rows: Sequence[Row] = report["results"]
     caches = list(dict.fromkeys(row["cache"] for row in rows))
     cases: dict[tuple[str, int], dict[str, Row]] = {}
@@ -166,7 +166,7 @@ def collecting(report: Report) -> list[Table]:
 
 
 def dry_runs(report: Report) -> list[Table]:
-    """Estimates beside what they are of."""
+    """Estimates of dry runs beside what the runs took."""
     lines = [
         [row["program"], row["unit"], *map(number, (row["said"], row["took"], row["ratio"]))]
         for row in report["results"]
