@@ -8,7 +8,8 @@ padded on the left, one forward pass, then greedy decoding with a `DynamicCache`
 end token, so both decode as many. `one` is the loop of kvp collect with batches of one. They take
 turns; ratios are medians over rounds of a round's time over that of `bare`: of wall time, of
 processor time of all threads, and of that of the thread that runs the model. `per_second` is how
-many sequences a way ends in a second on the wall, the median of the rounds.
+many sequences a way ends in a second on the wall, the median of the rounds. It takes two minutes of
+one core.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ Every case is a process of its own, on a CPU with one thread. In a round each ca
 decodes `--steps` tokens after two that are not counted (there the tails are made); caches take
 turns at every token, so that other load on the machine slows all of them equally. `milliseconds` is
 the median of a token, processor time in float32 on a CPU and wall time in bfloat16 on CUDA;
-`fastest` the minimum, `speedup` the median of `full` over that of the cache.
+`fastest` the minimum, `speedup` the median of `full` over that of the cache. The cases of
+docs/performance.md take half a minute on a CPU.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
 
 Rows: `program`, its estimate `said`, what it `took` and `ratio`, took over said. `kvp collect` says
 MB on disk, `kvp eval` seconds on the wall. `took` holds all that a program does after its start.
+It takes less than a minute.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The label of a cache compressed in mid sequence, for one KV head of Qwen2.5-7B (
 D = 128). Forms take turns, so that other load on the machine slows all of them equally. `seconds`
 is the median over rounds of the medians of their repeats, `fastest` the minimum of all repeats: the
 speed of an idle machine; `processor_seconds` (of all threads) are comparable where other programs
-run.
+run. The flags of docs/performance.md take a minute and a half on a CPU.
 """
 
 from __future__ import annotations

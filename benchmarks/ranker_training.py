@@ -5,10 +5,10 @@
 
 The default shapes are those of the KVP paper: Qwen2.5-7B (28 layers of 4 KV heads, D = 128), caches
 of 4,500 tokens, 16 contexts per step. Keys, values and importance are random: time does not depend
-on them. The step is that of `train.training`, without Lightning, reading and
-validation. Variants take turns, so that other work of the machine slows all of them equally.
-`seconds` is the wall time of a step (median over steps and rounds), `processor_seconds` what its
-threads computed: the number to compare on a busy CPU.
+on them. The step is that of `train.training`, without Lightning, reading and validation.
+Variants take turns, so that other work of the machine slows all of them equally. `seconds` is the
+wall time of a step (median over steps and rounds), `processor_seconds` what its threads computed:
+the number to compare on a busy CPU. The flags of docs/performance.md take three minutes on a CPU.
 """
 
 from __future__ import annotations

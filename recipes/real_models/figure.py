@@ -37,9 +37,8 @@ LINES = {
 
 
 def read_numbers() -> pd.DataFrame:
-    """Right answers by task and over all tasks in %, with intervals, of the lengths measured."""
-    files = {length: NUMBERS / f"length-{length}.csv" for length in LENGTHS}
-    frames = {length: pd.read_csv(file) for length, file in files.items() if file.exists()}
+    """Right answers by length, by task and over all tasks, in % with intervals."""
+    frames = {length: pd.read_csv(NUMBERS / f"length-{length}.csv") for length in LENGTHS}
     rows = pd.concat(frames, names=["length"]).reset_index("length")
     rows[["estimate", "low", "high"]] *= 100
     return rows
@@ -93,9 +92,8 @@ def main() -> None:
     short = rows[(rows["length"] == LENGTHS[0]) & (rows["task"] == "all")]
     kept = shared_means(rows[rows["budget"].isin(["full", "12.5%"])])
     draw_panel(left, short, "budget", BUDGETS, "share of the cache that is kept, 2,048 tokens")
-    lengths = [length for length in LENGTHS if length in set(rows["length"])]
     label = "tokens of a context, 12.5 % kept, five needle tasks"
-    drawn = draw_panel(right, kept, "length", lengths, label)
+    drawn = draw_panel(right, kept, "length", LENGTHS, label)
     left.set_ylabel("right answers, %")
     figure.legend(
         drawn, list(LINES), loc="outside lower center", ncols=3, frameon=False, fontsize=9

@@ -35,7 +35,7 @@ class Lookups(Documents):
     """Draws contexts and questions."""
 
     def __init__(self, texts: Path) -> None:
-        """Read the files; OSError where they are not there."""
+        """Read the files of `texts`, and draw nothing yet."""
         super().__init__(texts)
         self.draw = random.Random(977)
         novels = sorted((texts / "novels_test").glob("*.txt"))

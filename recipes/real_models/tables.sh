@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The tables of docs/results/qwen2.5-coder.md and its details, one run per CSV file in benchmarks/results/qwen2.5-coder*.
 # Usage: D=FOLDER recipes/real_models/tables.sh NAME...    (README.md says what FOLDER holds; a stopped run goes on)
-# NAME is that of a CSV file; GENERAL is the bundled policy. A table takes minutes to hours of two cores.
+# NAME is that of a CSV file; GENERAL is the bundled policy. A table takes minutes to hours of two cores. The table `reasoning` needs
+# GSM8K=FILE (its test questions, JSONL), `summaries` MULTI_NEWS=FILE (rows of LongBench). RUN/NAME is a folder of kvp eval, or a CSV file.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 : "${D:?the folder of texts}" "${NAME:=qwen2.5-coder-0.5b-instruct}" "${RUN:=runs/$NAME-tables}" "${BIN:=.venv/bin}" "${GENERAL:=$NAME}"

@@ -17,19 +17,6 @@ ROOT = Path(__file__).parents[2]
 PAGES, NUMBERS = ROOT / "docs/results", ROOT / "benchmarks/results"
 CELL = re.compile(r"(-?[\d.]+)(?: \((-?[\d.]+) to (-?[\d.]+)\))?")
 FREE, GLOBAL, ADA = "unprotected", "+global, unprotected", "+ada, unprotected"
-UNSEEN = {
-    "full cache": ("full", None),
-    "kvp, global": ("kvp", GLOBAL),
-    "kvp, equal counts": ("kvp", FREE),
-    "ContrastKV, global, reads twice": ("contrastkv", f"beta=0, {GLOBAL}"),
-    "KVzip, global, reads twice": ("kvzip", GLOBAL),
-    "KeyDiff, global": ("keydiff", GLOBAL),
-    "KeyDiff, equal counts": ("keydiff", FREE),
-    "Expected Attention, ada": ("expected_attention", f"epsilon=0.1, {ADA}"),
-    "SnapKV, ada": ("snapkv", f"window=64,kernel=31, {ADA}"),
-    "StreamingLLM (null)": ("streaming_llm", FREE),
-}
-"""Methods and settings of the tables over length."""
 TRAINED = {
     "full cache": ("ruler", "full", None),
     "kvp, trained on these tasks, global": ("trained", "kvp", GLOBAL),
@@ -68,14 +55,19 @@ ROWS = {
     "kvp, global": ("kvp", "+global, {}"),
     "kvp+global": ("kvp", "+global, {}"),
     "kvp, equal counts": ("kvp", "{}"),
+    "ContrastKV, global, reads twice": ("contrastkv", "beta=0, +global, {}"),
     "KVzip, global": ("kvzip", "+global, {}"),
+    "KVzip, global, reads twice": ("kvzip", "+global, {}"),
     "KeyDiff, global": ("keydiff", "+global, {}"),
     "KeyDiff, equal counts": ("keydiff", "{}"),
     "Expected Attention, ada": ("expected_attention", "epsilon=0.1, +ada, {}"),
     "SnapKV, ada": ("snapkv", "window=64,kernel=31, +ada, {}"),
     "StreamingLLM (null)": ("streaming_llm", "{}"),
 }
-"""The same methods in several files."""
+"""Methods and settings of tables whose files protect tokens or do not, as `{}` tells."""
+UNSEEN = {
+    label: (method, setting and setting.format(FREE)) for label, (method, setting) in ROWS.items()
+}
 
 
 @cache
