@@ -255,7 +255,7 @@ class ValidationAndCheckpoints(pl.Callback):
             self.on_train_end()
 
     def state_dict(self) -> dict[str, Any]:
-        """Whose a checkpoint is."""
+        """The digest of the run, by which a checkpoint is known."""
         return {"run": self._target.digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

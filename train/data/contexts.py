@@ -96,8 +96,8 @@ class _Labelled(NamedTuple):
     importance: Tensor
     """[A, N] float32 label of a point."""
     queries: Tensor | None
-    """Its last ones, [L, H, G, W, D], where rankers read them; a sixth of the features of 1,024
-    tokens that are made of them."""
+    """The last queries of the point, [L, H, G, W, D], where rankers read them; a sixth of the
+    features of 1,024 tokens that are made of them."""
 
 
 class ContextSource:

@@ -46,7 +46,7 @@ class Batch:
     seeds: Sequence[int]
     """Per context, the seed of its noise."""
     heads: slice = field(default_factory=lambda: slice(None))
-    """Which heads of the model the A are."""
+    """Heads of the model that the A are, all by default."""
     model_heads: int | None = None
     """Heads of the model, None for A: noise is drawn for all of them, so that a run of some heads
     draws what a run of all draws for them."""
@@ -124,7 +124,7 @@ def cross_entropy(scores: Tensor, importance: Tensor) -> Tensor:
 def squared_error(scores: Tensor, importance: Tensor) -> Tensor:
     """mean_i (s_i - log(w_i + FLOOR))^2: two [..., N] of one dtype -> [...], without a ranking.
 
-    With `--label kvzip_plus` KVzap's objective (arXiv 2601.07891), for our network.
+    With `--label kvzip_plus` this is KVzap's objective (arXiv 2601.07891), for our network.
     """
     return (scores - (importance + FLOOR).log()).square().mean(-1)
 
@@ -167,7 +167,7 @@ def rloo_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, floa
 def rloo_batch_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
     """The same gradient; the baseline is the mean reward of all other rankings of the step.
 
-    So the text under equation 6, and the released code with one ranking of each of many contexts.
+    This is the text under equation 6, and the released code (a ranking of each of many contexts).
     """
     return _sampled_objective(batch, recipe, within_step)
 
