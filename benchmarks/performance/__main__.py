@@ -41,9 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     done: dict[str, dict[str, Any]] = {}
     for part in () if given.render else _chosen(given):
         print(f"--- {part.name}", flush=True)
-        begun = time.monotonic()
         done[part.name] = measure(part, given)
-        done[part.name]["seconds"] = round(time.monotonic() - begun, 1)
         for what, line in done[part.name]["failed"].items():
             print(f"{part.name}: {what}: {line}", file=sys.stderr, flush=True)
         told = {"machine": machine(), "parts": done}
@@ -96,42 +94,41 @@ def _chosen(given: argparse.Namespace) -> list[Part]:
 def measure(part: Part, given: argparse.Namespace) -> dict[str, Any]:
     """Write `PART-DEVICE.json` into `given.results`, unless the part fails.
 
-    Returns its command and what failed in it, `failed` (messages by case). Where the part failed
-    as a whole this is `all`, and `rows` has the rows until then.
+    Returns its command, its seconds and what failed in it, `failed` (messages by case). Where the
+    part failed as a whole this is `all`, and `rows` has the rows until then.
     """
+    path = given.results / part.file(given.device)
     words = part.words(given.device, quick=given.quick)
+    command = f"python -m {part.module} {shlex.join(words)}".strip()
     if given.kvpress and part.takes_kvpress:
         words += ["--kvpress", given.kvpress]
-    command = f"python -m {part.module} {shlex.join(words)}".strip()
+        command += " --kvpress ENVIRONMENT/bin/python"
     limit = part.limit if given.device == "cuda" else 3 * part.limit if given.quick else None
     begun = time.monotonic()
     with TemporaryDirectory() as made:
         found = Path(made) / "found.json"
         out = [] if part.module == "pytest" else ["--out", str(found)]
         lines, problem = run(part.module, words + out, limit)
+        told = {"command": command, "seconds": round(time.monotonic() - begun, 1)}
         if not out and lines and " in " in lines[-1]:  # its last line counts outcomes
             write_json(found, _tested(lines, given.device))
         elif problem:
             rows = _rows(lines)
-            if rows and limit and not (given.results / part.file(given.device)).exists():
+            if rows and limit and not path.exists():
                 settings = {"device": given.device, "ended": problem}
-                told = {"machine": machine(), "settings": settings, "results": rows}
-                told |= {"command": command, "seconds": round(time.monotonic() - begun, 1)}
-                write_json(given.results / part.file(given.device), told)
-            return {"command": command, "failed": {"all": problem}, "rows": rows}
-        report = json.loads(found.read_text())
+                ended = {"machine": machine(), "settings": settings, "results": rows}
+                write_json(path, ended | told)
+            return told | {"failed": {"all": problem}, "rows": rows}
+        report = json.loads(found.read_text()) | told
     if report["settings"].get("kvpress"):
-        command = command.replace(given.kvpress, "ENVIRONMENT/bin/python")
         report["settings"]["kvpress"] = "ENVIRONMENT/bin/python"
-    report["command"] = command
-    report["seconds"] = round(time.monotonic() - begun, 1)
-    write_json(given.results / part.file(given.device), report)
+    write_json(path, report)
     failed = report.get("failed", {})
     for row in report["results"]:
         if row.get("skipped", "").startswith("failed: "):
             case = [row[key] for key in ("form", "method", "length", "tokens") if key in row]
             failed[":".join(map(str, case))] = row["skipped"]
-    return {"command": command, "failed": failed}
+    return told | {"failed": failed}
 
 
 def _tested(lines: Sequence[str], device: str) -> dict[str, Any]:
