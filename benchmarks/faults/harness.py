@@ -20,6 +20,8 @@ from typing import Any, TextIO
 
 import torch
 
+from benchmarks.performance.tables import Table
+
 OUTCOMES = ("survived", "said", "silent", "traceback", "hang")
 """`survived`: the undamaged content. `said`: refused in one line. Then faults: `silent`: other
 content and no word. `traceback`: one, or more than a line, or an exit code that is none of ours.
@@ -179,8 +181,5 @@ def table(counts: Mapping[str, Mapping[str, int]]) -> str:
         row = sums.setdefault(area.partition(",")[0], [0] * len(OUTCOMES))
         row[:] = [number + numbers.get(name, 0) for number, name in zip(row, OUTCOMES, strict=True)]
     sums["all"] = [sum(column) for column in zip(*sums.values(), strict=True)]
-    lines = [f"| disturbance | trials | {' | '.join(OUTCOMES)} |"]
-    lines.append("|---|" + "--:|" * (len(OUTCOMES) + 1))
-    for name, row in sums.items():
-        lines.append(f"| {name} | {sum(row)} | {' | '.join(map(str, row))} |")
-    return "\n".join(lines)
+    rows = [[name, *map(str, (sum(row), *row))] for name, row in sums.items()]
+    return Table(headings=["disturbance", "trials", *OUTCOMES], rows=rows).markdown()

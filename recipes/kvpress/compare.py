@@ -61,8 +61,8 @@ def here(folder: Path) -> None:
             cache = prefill_and_evict(
                 model, prompt(), load_policy(path), int(TOKENS * (1 - ratio)), UNPROTECTED
             )
-            positions = [layer.positions[0] for layer in cache.stored.values()]
-            kept[f"{name} {ratio}"] = [each.tolist() for each in positions]
+            layers = cache.stored.values()
+            kept[f"{name} {ratio}"] = [layer.positions[0].tolist() for layer in layers]
     (folder / "kept.json").write_text(json.dumps(kept))
 
 
@@ -114,12 +114,12 @@ def presses() -> None:
     model, _ = load_model("nano")
     seen = prefill(model, prompt())
 
-    def kept(spec: str) -> list[list[set[int]]]:
+    def kept(spec: str) -> list[set[int]]:
         scorer = make_scorer(spec)
         scores = score_layers(scorer, seen.views(scorer.needs, BUDGET))
         stacked = torch.stack([layer[0] for layer in scores])
         tokens = Selection(stacked, UNPROTECTED).tokens(BUDGET, None)
-        return [[set(head.tolist()) for head in layer] for layer in tokens]
+        return [set(head.tolist()) for layer in tokens for head in layer]
 
     for press, own in (
         ("presses:KnormPress", "knorm"), ("presses:KeyDiffPress", "keydiff"),
@@ -129,12 +129,8 @@ def presses() -> None:
         tokens = kept(press)
         text = ""
         if own is not None:
-            pairs = [
-                (a, b)
-                for first, second in zip(tokens, kept(own), strict=True)
-                for a, b in zip(first, second, strict=True)
-            ]
-            share = sum(len(a & b) for a, b in pairs) / sum(len(a) for a, _ in pairs)
+            same = sum(len(a & b) for a, b in zip(tokens, kept(own), strict=True))
+            share = same / sum(map(len, tokens))
             text = f", {share:.1%} of the tokens that {own} keeps"
             assert share >= SAME, f"{press} and {own} keep other tokens"
         print(f"{make_scorer(press).name}: {BUDGET} tokens per head{text}")

@@ -79,10 +79,14 @@ def dialogues(rows: list[Row]) -> Iterator[Row]:
     chat: list[dict[str, str]] = []
     words = made = 0
     for row in rows:
-        roles = {"USER": "user"}
-        turns = [{"role": roles.get(s, "assistant"), "content": text} for s, text in row["turns"]]
-        turns = turns[turns[:1] != [] and turns[0]["role"] != "user" :]
-        turns = turns[:-1] if turns and turns[-1]["role"] != "assistant" else turns
+        turns = [
+            {"role": "user" if speaker == "USER" else "assistant", "content": text}
+            for speaker, text in row["turns"]
+        ]
+        if turns and turns[0]["role"] == "assistant":
+            del turns[0]
+        if turns and turns[-1]["role"] == "user":
+            del turns[-1]
         chat, words = chat + turns, words + sum(len(turn["content"].split()) for turn in turns)
         if words > DIALOGUE_WORDS and made < CHATS["dialogues"]:
             yield {"messages": chat}
