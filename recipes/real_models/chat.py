@@ -1,4 +1,9 @@
-"""A conversation over a long document with an evicted cache; docs/python.md explains it."""
+"""A conversation over a long document with an evicted cache; docs/python.md explains it.
+
+    python recipes/real_models/fetch.py && python recipes/real_models/chat.py
+
+prints both answers and what the cache keeps, and draws that to kept.png.
+"""
 
 from pathlib import Path
 

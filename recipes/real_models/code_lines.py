@@ -3,7 +3,7 @@
     python -m recipes.real_models.code_lines OUT
 
 The context is some 160 lines of a module, the question its next six lines, the answer the line
-after them. Only of modules that `documents.py` makes no training document of.
+after them. Only of modules that `documents.py` makes no training document of. Takes a second.
 """
 
 import argparse

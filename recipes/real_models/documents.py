@@ -6,7 +6,7 @@ Code is of Python's standard library; records, tables and logs are drawn. D adds
 `novels_train` (a folder of texts), `wiki_train.jsonl` and `sgd.jsonl` (`texts.py` makes them) and
 `gsm8k.jsonl` (its training questions). OUT gets conversations: a document, or examples with labels,
 and nine questions about names, numbers and lines of it, drawn at random, with exact answers. One of
-six begins with a rule that all its answers follow. No needle is put into any text.
+six begins with a rule that all its answers follow. No needle is put into any text. Takes seconds.
 """
 
 from __future__ import annotations

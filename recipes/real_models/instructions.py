@@ -3,7 +3,7 @@
     python -m recipes.real_models.instructions OUT D/squad_test.json
 
 An instruction for every answer stands before passages of SQuAD, of which one is asked about. The
-score is whether the answer follows the instruction: whether it holds the words that this asks for.
+score is whether the answer holds the words that the instruction asks for. Takes a second.
 """
 
 import argparse

@@ -5,7 +5,7 @@
 Three questions are asked of each of 60 contexts of about 650 tokens: staff directories, orders,
 tables of prices, and stretches of novels of `D/novels_test`, of modules that `documents.py` does
 not use and of articles. Questions ask for an entry, or what follows some words. Rows are for
-`kvp eval --tasks data --split all`.
+`kvp eval --tasks data --split all`. Takes a second.
 """
 
 from __future__ import annotations

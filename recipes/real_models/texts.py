@@ -6,7 +6,8 @@ SOURCES holds `squad.json` (rows of context, question, answer), `dialogues.jsonl
 `dialogues_dev.jsonl` (Schema-Guided Dialogue: `services`, and `turns`, pairs of speaker and text),
 `wiki_train.txt` and `wiki_test.txt` (WikiText-2).
 D gets SQuAD in halves without a passage in common, passages with several questions and answers,
-dialogues of about 1,000 tokens, pieces of articles, and messages to classify after examples.
+dialogues of about 1,000 tokens, pieces of articles, and messages to classify after examples. Takes
+seconds.
 """
 
 from __future__ import annotations
