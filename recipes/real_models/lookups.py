@@ -125,8 +125,10 @@ class Lookups(Documents):
 
 
 def main(out: Path, texts: Path) -> None:
-    """Write the rows."""
+    """Write the rows; SystemExit where `texts` lacks what they are cut from."""
     drawn = Lookups(texts)
+    if not (drawn.other_novels and drawn.articles):
+        raise SystemExit(f"{texts} lacks novels_test/*.txt or wiki_train.jsonl (README.md)")
     rows = []
     for _ in range(CONTEXTS):
         for name, kind in drawn.kinds().items():
