@@ -26,6 +26,7 @@ from kvp.data.task import Sample
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, Prefill, observe, prefill
 from kvp.hf.decoding import decode_greedily, end_tokens, next_logits
+from kvp.hf.model_identity import model_identity, weights_digest
 from kvp.hf.shrink import Choice, all_tokens, gather, score_and_select
 from kvp.ops.future_attention import future_attention
 from kvp.plugins import user_errors
@@ -117,6 +118,11 @@ class Bench:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     config: EvalConfig
+
+    def identify_model(self) -> dict[str, Any]:
+        """Name, revision and digests of the model (`kvp.hf.model_identity`), JSON."""
+        weights, config = weights_digest(self.model), self.config
+        return model_identity(config.model, config.revision, self.tokenizer, weights)
 
     def prefill(
         self, prompt: Prompt, protocol: str, needs: Needs | Iterable[Needs] = ()

@@ -43,7 +43,7 @@ from kvp.errors import ResultsError, UsageError
 from kvp.hf.attention import use_kvp_attention
 from kvp.hf.model_access import unwrap_model
 from kvp.hf.model_checks import check_model
-from kvp.hf.model_identity import describe_mismatch, model_identity, model_name, weights_digest
+from kvp.hf.model_identity import describe_mismatch, model_name
 from kvp.names import DtypeName
 from kvp.program.ray_workers import do_with_ray
 from kvp.progress import phase, say
@@ -89,11 +89,18 @@ def run(
 def _run_here(
     config: EvalConfig, methods: Sequence[Method], loaded: LoadedModel | None
 ) -> Results | None:
+    """Evaluate what this process has to; None where others are still at work."""
     digests = file_digests(config.policy_list, methods)
     with open_folder(config, digests, shared=config.worker.shared) as output:
         prepared = _prepare(config, methods, loaded)
         bench = load_bench(config, prepared.methods, loaded)
-        return _evaluate_into(output, prepared, bench, digests)
+        _write_plan(output, prepared, bench, digests)
+        rows = _evaluate_rows(output, prepared, bench)
+        if rows is None:
+            return None
+        if config.timing_prompts:
+            measure_times(bench, prepared, config.timing_prompts, output.local / TIMING)
+        return _close(output, rows)
 
 
 def _run_with_ray(config: EvalConfig, methods: Sequence[Method]) -> Results | None:
@@ -137,13 +144,11 @@ def _prepare(
     return prepared
 
 
-def _evaluate_into(
+def _write_plan(
     output: OutputFolder, prepared: PreparedRun, bench: Bench, digests: Mapping[str, str]
-) -> Results | None:
-    """Evaluate into a claimed folder, whose manifest is written first."""
+) -> None:
+    """Write the manifest: what is planned, and notes on policies, which are printed, too."""
     config = bench.config
-    weights = weights_digest(bench.model)
-    digest = model_identity(config.model, config.revision, bench.tokenizer, weights)
     seen = input_digests(config) if config.split in (ALL, "train") else {}
     trained = find_trained_tasks(prepared.methods, seen)
     notes = [
@@ -156,10 +161,14 @@ def _evaluate_into(
     for note in notes:
         say(f"note: {note}")
     write_manifest(
-        output, config, digests, [*prepared.notes, *notes], model_digest=digest,
+        output, config, digests, [*prepared.notes, *notes], model_digest=bench.identify_model(),
         layers=prepared.geometry.layer_indices, planned=planned_rows(prepared), trained=trained,
         tuned=prepared.tuned,
     )  # fmt: skip
+
+
+def _evaluate_rows(output: OutputFolder, prepared: PreparedRun, bench: Bench) -> RecordFile | None:
+    """Write the rows that the folder lacks; None where some of them are for other ranks."""
     path = output.path  # with parts where workers write them, or have left them
     parts = output.shared or isinstance(path, ObjectPath) or (path / PARTS).is_dir()
     rows = RecordParts(path) if parts else RecordFile(output.local / ROWS)
@@ -174,8 +183,11 @@ def _evaluate_into(
             )
             return None
         rows.join(output.local / ROWS)
-    if config.timing_prompts:
-        measure_times(bench, prepared, config.timing_prompts, output.local / TIMING)
+    return rows
+
+
+def _close(output: OutputFolder, rows: RecordFile) -> Results:
+    """Seal a folder whose rows are all there, and read it."""
     output.push(*RECORDS)
     output.pull(*RECORDS)  # another worker may close the run, too
     seal(output.local)

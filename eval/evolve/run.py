@@ -49,7 +49,6 @@ from kvp.artifacts.manifest import recorded_name, run_manifest
 from kvp.data.task import TaskSettings, context_key
 from kvp.errors import PolicyError, UsageError
 from kvp.hf import Prefill
-from kvp.hf.model_identity import model_identity, weights_digest
 from kvp.names import UNIFORM
 from kvp.progress import Progress, phase, say
 from kvp.ranking import UNPROTECTED, Protection, Selection
@@ -150,9 +149,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     plan = plan_search(config, geometry.layers, protection, cached)
     bench = load_bench(config.evaluation, [method])
     phase(f"searching on {len(search_prompts)} prompts, {len(held_out)} held out")
-    identity["model_digest"] = model_identity(
-        config.model, config.revision, bench.tokenizer, weights_digest(bench.model)
-    )
+    identity["model_digest"] = bench.identify_model()
     manifest = run_manifest(identity, seed=config.seed)
     output.begin({**FORMAT.head, "identity": identity, "run": manifest, "files": {}})
 

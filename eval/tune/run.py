@@ -44,7 +44,6 @@ from eval.work import evaluate_all, load_bench
 from kvp.artifacts.files import atomic_write_bytes, digest_json
 from kvp.artifacts.manifest import recorded_name, run_manifest, write_sealed_json
 from kvp.errors import UsageError
-from kvp.hf.model_identity import model_identity, weights_digest
 from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED
 from kvp.progress import phase, say
 from kvp.ranking import UNPROTECTED
@@ -218,9 +217,8 @@ def run(config: TuneConfig) -> TunedSettings:
         prepared = prepare(evaluation, methods, default_budgets=TuneConfig.budgets)
         tuning = Tuning(config, prepared, searches)
         bench = load_bench(evaluation, methods)
-        weights = weights_digest(bench.model)
-        model = model_identity(config.model, config.revision, bench.tokenizer, weights)
-        write_manifest(output, evaluation, digests, tuning.prepared.notes, model_digest=model)
+        model = bench.identify_model()
+        write_manifest(output, evaluation, digests, prepared.notes, model_digest=model)
         file = RecordFile(output.local / ROWS)
         tuning.search(bench, file)
         settings = tuning.outcome()
