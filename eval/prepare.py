@@ -237,9 +237,12 @@ def _check_names(model: str, methods: Sequence[Method], prompts: Sequence[Prompt
         labels = [method.spec for method in methods]
         for name in {model, *labels, *(prompt.task for prompt in prompts)}:
             plain_name(name)
-        names = Counter(f"{prompt.sample.id} of {prompt.task}" for prompt in prompts)
-        if twice := [name for name, count in names.items() if count > 1]:
-            raise ValueError(f"two prompts are called {twice[0]}")
+    ((task, name), count), *_ = Counter((one.task, one.sample.id) for one in prompts).most_common()
+    if count > 1:
+        raise UsageError(
+            f"--tasks: two samples of the task {task} have the id {name!r}, by which rows are told "
+            "apart: give each sample its own"
+        )
 
 
 def check_tuning(config: EvalConfig, methods: Iterable[Method]) -> list[str]:

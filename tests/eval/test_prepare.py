@@ -41,9 +41,10 @@ def test_without_the_chat_template_prompts_are_plain_text(model_folder, loaded):
         assert text.startswith(OPENING if wanted else prepared.prompts[0].sample.text)
 
 
-def test_two_prompts_of_one_name_are_refused(model_folder, monkeypatch, one_line):
+def test_two_samples_of_one_id_are_refused(model_folder, monkeypatch, one_line):
     monkeypatch.setattr("eval.prepare.load_prompts", lambda *args: (2 * load_prompts(*args)[0], []))
-    with one_line(UsageError, "two prompts are called niah_single_1/test/0/0 of niah_single_1"):
+    name = "'niah_single_1/test/0/0', by which rows are told apart: give each sample its own"
+    with one_line(UsageError, f"--tasks: two samples of the task niah_single_1 have the id {name}"):
         _prepared(model_folder)
 
 
