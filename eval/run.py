@@ -199,16 +199,13 @@ def _close(output: OutputFolder, rows: RecordFile) -> Results:
 
 
 def planned_rows(prepared: PreparedRun) -> list[dict[str, Any]]:
-    """`planned` of the manifest (`Results.count_done_prompts`)."""
-    runs: dict[tuple[Any, ...], dict[str, int]] = {}
+    """`planned` of the manifest, task by task (`write_manifest` joins those of equal settings)."""
     by_task = group_by(prepared.work, lambda one: (one.prompt.task, one.protocol))
-    for (task, protocol), same in by_task.items():
-        keys = (method.key for method in same[0].methods)
-        runs.setdefault((protocol, *keys), {})[task] = len(same)
     return [
-        {"protocol": protocol, "prompts": tasks, "settings": [list(key) for key in settings]}
-        for (protocol, *settings), tasks in runs.items() if settings
-    ]  # fmt: skip
+        {"protocol": protocol, "prompts": {task: len(same)}, "settings": settings}
+        for (task, protocol), same in by_task.items()
+        if (settings := [list(method.key) for method in same[0].methods])
+    ]
 
 
 def measure_dry_run(bench: Bench, prepared: PreparedRun) -> list[Record]:
