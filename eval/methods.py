@@ -14,9 +14,11 @@ from eval.results.settings import MethodSetting
 from eval.results.tuned_settings import TunedSettings, load_settings
 from kvp.artifacts.manifest import sha256_file
 from kvp.budgets import Budget
+from kvp.data.tasks import expand_tasks, find_task
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry, check_geometry
 from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED, UNIFORM, check_methods, labelled_policy
+from kvp.plugins import own_file
 from kvp.program.settings import ProtectionConfig
 from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
 from kvp.scoring import Scorer
@@ -266,19 +268,24 @@ def check_geometries(methods: Sequence[Method], geometry: Geometry) -> None:
         check_geometry(method.scorer, geometry, method.allocator_object)
 
 
-def file_digests(policies: Sequence[str], methods: Sequence[Method]) -> dict[str, str]:
-    """Digests of the files methods come from: policies by label, else by scorer or allocator.
+def file_digests(
+    policies: Sequence[str], methods: Sequence[Method], tasks: Sequence[str] = ()
+) -> dict[str, str]:
+    """Digests of the files that results come from: policies by label, else by scorer or allocator.
 
-    A scorer or an allocator that is made from a file has the file's digest as `digest`.
+    A scorer or an allocator that is made from a file has the file's digest as `digest`. The code of
+    a user's own scorers, allocators and tasks goes by the name of its module.
     """
     sources = policy_sources(policies) | {
         label: scorer.source for label, scorer in policies_of(methods).items() if scorer.source
     }
     digests = {label: sha256_file(source.folder / INDEX) for label, source in sources.items()}
-    for method in methods:
-        for made in (method.scorer, method.allocator_object):
-            if made is not None and (digest := getattr(made, "digest", None)):
-                digests[made.name] = digest
+    made = [side for method in methods for side in (method.scorer, method.allocator_object)]
+    for one in (*made, *map(find_task, expand_tasks(tasks))):
+        if one is not None and (digest := getattr(one, "digest", None)):
+            digests[one.name] = digest
+        if (file := own_file(one)) is not None:
+            digests[f"{type(one).__module__}.py"] = sha256_file(file)
     return digests
 
 

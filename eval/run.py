@@ -90,7 +90,7 @@ def _run_here(
     config: EvalConfig, methods: Sequence[Method], loaded: LoadedModel | None
 ) -> Results | None:
     """Evaluate what this process has to; None where others are still at work."""
-    digests = file_digests(config.policy_list, methods)
+    digests = file_digests(config.policy_list, methods, config.task_list)
     with open_folder(config, digests, shared=config.worker.shared) as output:
         prepared = _prepare(config, methods, loaded)
         bench = load_bench(config, prepared.methods, loaded)

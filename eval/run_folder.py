@@ -1,8 +1,8 @@
 """The results folder that a run writes: whether the run may go on in it, and its manifest.
 
-A folder has an identity: the settings that decide what a record means, and the digests of the
-model, of every policy and of every file that prompts come from. A run of the same identity resumes
-or extends it (more prompts, tasks, methods, budgets, protocols, policies); any other is refused.
+A folder has an identity: the settings that decide what a record means, and digests of the model,
+the policies, a user's own code and the files that prompts come from. A run of the same identity
+resumes or extends it (more prompts, tasks, methods, budgets, protocols, policies); no other may.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ RESULTS = FolderKind(
 
 
 def open_folder(
-    config: EvalConfig, policies: Mapping[str, str], *, shared: bool = False
+    config: EvalConfig, digests: Mapping[str, str], *, shared: bool = False
 ) -> OutputFolder:
-    """Claim `--out`, with `shared` for one of several workers; `policies` maps labels to digests.
+    """Claim `--out`, with `shared` for one of several workers; `digests`: `file_digests`.
 
-    Raises ResultsError where the folder holds something else, results of another configuration, of
-    other input files or of another policy of the same label, or where another process writes it.
+    Raises ResultsError where the folder holds something else, results of another configuration, or
+    of another input file, policy or code of the same name, or where another process writes it.
     """
     identity = {**config.identity(), "input_files": input_digests(config)}
     folder = OutputFolder.claim(place(config.out), RESULTS, identity, shared=shared)
     try:
-        _check_policies(folder, policies)
+        _check_digests(folder, digests)
     except ResultsError:
         folder.release()
         raise
     return folder
 
 
-def _check_policies(folder: OutputFolder, policies: Mapping[str, str]) -> None:
+def _check_digests(folder: OutputFolder, digests: Mapping[str, str]) -> None:
     recorded = (folder.existing_marker or {}).get("policies", {})
-    for label, digest in policies.items():
+    for label, digest in digests.items():
         if recorded.get(label, digest) != digest:
             raise ResultsError(
-                f"--out {folder.path} holds results of another policy or budget file called "
-                f"{label!r}; use label=DIR or choose another --out"
+                f"--out {folder.path} holds results of another policy or file called {label!r}; "
+                "choose another --out, or for a policy label=DIR"
             )
 
 
@@ -67,7 +67,7 @@ def input_digests(config: object) -> dict[str, str]:
 
 
 def write_manifest(
-    folder: OutputFolder, config: EvalConfig, policies: Mapping[str, str], notes: Sequence[str], *,
+    folder: OutputFolder, config: EvalConfig, digests: Mapping[str, str], notes: Sequence[str], *,
     model_digest: Mapping[str, Any] | None = None, layers: Sequence[int] = (),
     planned: Sequence[Mapping[str, Any]] = (), trained: Mapping[str, Sequence[str]] | None = None,
     tuned: Iterable[TunedSettings] = (),
@@ -81,10 +81,10 @@ def write_manifest(
     files that methods come from. Raises ResultsError where the folder has records of another model.
     """
     folder.pull(*RECORDS, MANIFEST)
-    digest = {} if model_digest is None else {"model_digest": dict(model_digest)}
-    identity = {**config.identity(), "input_files": input_digests(config), **digest}
+    model = {} if model_digest is None else {"model_digest": dict(model_digest)}
+    identity = {**config.identity(), "input_files": input_digests(config), **model}
     folder.refresh(identity)
-    _check_policies(folder, policies)
+    _check_digests(folder, digests)
     earlier = folder.existing_marker or {}
     run = run_manifest(config.recorded_settings(), seed=config.seed)
     runs = list(earlier.get("earlier_runs", []))
@@ -95,7 +95,6 @@ def write_manifest(
         "tuned": {digest_json(content): content for content in (one.to_json() for one in tuned)},
     }
     facts = {name: {**earlier.get(name, {}), **new} for name, new in facts.items()}
-    shown = map(shown_text, notes)  # paths are removed from notes
     plans: dict[str, dict[str, Any]] = {}
     for part in (*earlier.get("planned", []), *planned):  # a later plan replaces an earlier one
         plan = plans.setdefault(digest_json([part["protocol"], part["settings"]]), dict(part))
@@ -104,8 +103,8 @@ def write_manifest(
         **FORMAT.head,
         **run,
         "identity": identity,
-        "policies": {**earlier.get("policies", {}), **policies},
-        "notes": list(dict.fromkeys([*earlier.get("notes", []), *shown])),
+        "policies": {**earlier.get("policies", {}), **digests},
+        "notes": list(dict.fromkeys([*earlier.get("notes", []), *map(shown_text, notes)])),
         **{name: fact for name, fact in facts.items() if fact},
         **({"layers": list(layers)} if layers else {}),
         "planned": list(plans.values()),

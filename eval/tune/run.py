@@ -212,7 +212,7 @@ def run(config: TuneConfig) -> TunedSettings:
     refuse_namesakes(methods)
     evaluation = config.evaluation
     phase("preparing prompts")
-    digests = file_digests(evaluation.policy_list, methods)
+    digests = file_digests(evaluation.policy_list, methods, evaluation.task_list)
     with open_folder(evaluation, digests) as output:
         prepared = prepare(evaluation, methods, default_budgets=TuneConfig.budgets)
         tuning = Tuning(config, prepared, searches)

@@ -1,3 +1,4 @@
+import hashlib
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import yaml
 from eval.config import EvalConfig
 from eval.method_listing import PLAIN, needs_in_words
 from eval.method_listing import run as print_methods
-from eval.methods import build_methods, method_of, policy_sources
+from eval.methods import build_methods, file_digests, method_of, policy_sources
 from eval.prepare import methods_of
 from eval.tune.config import TuneConfig
 from kvp.errors import PolicyError, UsageError
@@ -178,6 +179,10 @@ def test_options_of_a_users_own_are_told_apart_or_refused(tmp_path, monkeypatch)
 
     assert labels("@Derived,@Derived(step=2),@Derived(step=1)") == ["derived", "derived(step=2)"]
     assert labels("@Plain,@Plain+ada") == ["plain", "plain+ada"]
+    digest = hashlib.sha256((tmp_path / "own_options.py").read_bytes()).hexdigest()
+    assert file_digests([], _methods("full,h2o,own_options:Plain+ada"), ["chat"]) == {
+        "own_options.py": digest
+    }
     with pytest.raises(UsageError, match=r"both called 'plain'.*BaseScorer"):
         labels("@Plain,@Plain(step=2)")
     (tmp_path / "more_options.py").write_text(imports + OWN_WITH_OPTIONS)

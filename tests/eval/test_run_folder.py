@@ -50,7 +50,7 @@ def test_other_settings_and_another_policy_file_or_model_of_the_same_name_are_re
     _write(config, {"seed0": "aa"}, model={"weights": "aa"})
     with pytest.raises(ResultsError, match="length: 512 there, 1024 here"):
         open_folder(replace(config, length=1024), {})
-    with pytest.raises(ResultsError, match="another policy or budget file called 'seed0'"):
+    with pytest.raises(ResultsError, match="another policy or file called 'seed0'"):
         open_folder(config, {"seed0": "bb"})
     _write(config, {"seed0": "aa"}, model={"weights": "aa"})  # the refused one holds no lock
     with pytest.raises(ResultsError, match=r"model_digest\.weights: aa there, bb here"):

@@ -116,7 +116,7 @@ def test_a_task_object_from_python(model_folder, tmp_path, monkeypatch):
     assert {record["score"] for record in _records(tmp_path / "out")} == {0.25}
 
 
-def test_a_task_of_ones_own_scores_itself_and_answers_to_a_changed_prompt_are_kept_apart(
+def test_a_task_of_ones_own_scores_itself_and_is_refused_when_it_has_changed(
     model_folder, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
@@ -126,12 +126,19 @@ def test_a_task_of_ones_own_scores_itself_and_answers_to_a_changed_prompt_are_ke
     before = _records(tmp_path / "out")
     assert [(record["task"], record["score"]) for record in before] == [("letters", 0.25)] * 4
     assert len({record["prompt_digest"] for record in before}) == 1
-    module.write_text(TASK.replace("is blue", "is as grey as ever"))
     sys.modules.pop("changing")
-    assert _short(model_folder, tmp_path / "out", tasks="changing:Letters", prompts=2) == 2
-    (line,) = (line for line in capsys.readouterr().err.splitlines() if "error" in line)
-    assert "another prompt called letters/0" in line
-    assert "--out" in line
+    for code, said in (
+        (
+            TASK.replace("is blue", "is as grey as ever"),
+            "another policy or file called 'changing.p",
+        ),
+        (TASK, "another prompt called letters/0"),  # of the module that is imported by now
+    ):
+        module.write_text(code)
+        assert _short(model_folder, tmp_path / "out", tasks="changing:Letters", prompts=2) == 2
+        (line,) = (line for line in capsys.readouterr().err.splitlines() if "error" in line)
+        assert said in line
+        assert "--out" in line
     assert _records(tmp_path / "out") == before
 
 
