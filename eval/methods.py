@@ -143,7 +143,7 @@ def build_methods(
         built += [
             with_allocator(made, each)
             for one in (NULLS if scorer == ALL_NULLS else (scorer,))
-            for made in _methods_of(one, policies, seed)
+            for made in _expand_scorer(one, policies, seed)
             for each in (allocators if allocator is None else (allocator,))
         ]
     refuse_namesakes(built)
@@ -170,7 +170,7 @@ def refuse_namesakes(methods: Iterable[Method]) -> None:
                 )
 
 
-def _methods_of(scorer: str | Scorer, policies: Sequence[str], seed: int) -> list[Method]:
+def _expand_scorer(scorer: str | Scorer, policies: Sequence[str], seed: int) -> list[Method]:
     """Methods of a scorer, without allocator: several for `kvp`, one for others."""
     if not isinstance(scorer, str):
         return [method_of(scorer)]
@@ -209,7 +209,7 @@ def _refuse_unnamed(settings: TunedSettings, text: str, given: Iterable[MethodAr
 def _tuned_methods(settings: TunedSettings, policies: Sequence[str], seed: int) -> Iterator[Method]:
     """The settings that kvp tune chose, for `kvp` one method per policy."""
     for entry in settings.methods:
-        for method in _methods_of(entry.chosen.scorer, policies, seed):
+        for method in _expand_scorer(entry.chosen.scorer, policies, seed):
             yield replace(
                 with_allocator(method, entry.chosen.allocator),
                 protected=entry.chosen.protected, tuned=settings, protocol=entry.protocol,

@@ -17,6 +17,7 @@ from eval.config import EvalConfig
 from eval.evaluate import Prompt
 from eval.methods import PROTECTIONS, Method, build_methods, check_geometries, protected_tokens
 from eval.results.names import QUERY_AGNOSTIC, READABLE_PROMPTS
+from eval.results.records import group_by
 from eval.results.tuned_settings import TunedSettings
 from kvp.artifacts.files import raising_as
 from kvp.budgets import Budget
@@ -33,6 +34,87 @@ from kvp.hf.loading import load_configured_tokenizer
 from kvp.hf.model_config import context_limit
 from kvp.names import TUNED, plain_name
 from kvp.ranking import Protection
+
+
+class Evaluation(NamedTuple):
+    """A prompt under one protocol, and the methods that are run on it."""
+
+    prompt: Prompt
+    protocol: str
+    methods: Sequence[Method]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model that a Python caller has loaded; a config describes it by name, dtype and device."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRun:
+    """A run that may begin."""
+
+    geometry: Geometry
+    methods: Sequence[Method]
+    tuned: Sequence[TunedSettings]
+    """The settings files that methods come from."""
+    prompts: Sequence[Prompt]
+    work: Sequence[Evaluation]
+    notes: Sequence[str]
+    """Settings that are left out or changed, one sentence each."""
+
+
+def prepare(
+    config: EvalConfig, methods: Sequence[Method], loaded: LoadedModel | None = None,
+    default_budgets: str = EvalConfig.budgets,
+) -> PreparedRun:  # fmt: skip
+    """Load and check all but the weights; raises KvpError on anything the user can mend.
+
+    Notes on budgets are only made where they are not `default_budgets`.
+    """
+    expand_tasks(config.task_list)
+    tuned = list(dict.fromkeys(method.tuned for method in methods if method.tuned))
+    tuning = check_tuning(config, tuned)
+    geometry, tokenizer, positions = read_model(config, methods, loaded)
+    settings = TaskSettings.of(config, count=config.prompts)
+    prompts, notes = load_prompts(settings, tokenizer, positions)
+    _check_names(config.model_name, methods, prompts)
+    work, small = _plan_work(config, methods, prompts)
+    notes += tuning
+    if config.budgets != default_budgets:  # somebody named them
+        notes += small
+    return PreparedRun(
+        geometry=geometry, methods=methods, tuned=tuned, prompts=prompts, work=work,
+        notes=list(dict.fromkeys(notes)),
+    )  # fmt: skip
+
+
+def build_run_methods(config: EvalConfig) -> tuple[Method, ...]:
+    """Methods of a run; errors as `build_methods`."""
+    return build_methods(
+        config.method_list, allocators=config.allocator_list, policies=config.policy_list,
+        seed=config.seed,
+    )  # fmt: skip
+
+
+def read_model(
+    config: EvalConfig, methods: Sequence[Method], loaded: LoadedModel | None = None
+) -> tuple[Geometry, PreTrainedTokenizerBase, int | None]:
+    """Geometry, tokenizer and number of positions (None: no limit) of a model.
+
+    Raises KvpError where the device, or one of the methods, does not go with it.
+    """
+    torch_device(config.device)
+    if loaded is None:
+        model_config = load_config(config.model, revision=config.revision)
+    else:
+        model_config = loaded.model.config
+    geometry = geometry_of(model_config)
+    check_geometries(methods, geometry)
+    tokenizer = load_configured_tokenizer(config, loaded.tokenizer if loaded else None)
+    return geometry, tokenizer, context_limit(model_config)
 
 
 def load_prompts(
@@ -131,106 +213,6 @@ def load_task_prompts(
     return prompts, notes
 
 
-class Evaluation(NamedTuple):
-    """A prompt under one protocol, and the methods that are run on it."""
-
-    prompt: Prompt
-    protocol: str
-    methods: Sequence[Method]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadedModel:
-    """A model that a Python caller has loaded; a config describes it by name, dtype and device."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreparedRun:
-    """A run that may begin."""
-
-    geometry: Geometry
-    tokenizer: PreTrainedTokenizerBase
-    methods: Sequence[Method]
-    prompts: tuple[Prompt, ...]
-    work: tuple[Evaluation, ...]
-    notes: tuple[str, ...]
-    """Settings that are left out or changed, one sentence each."""
-
-    @property
-    def tuned(self) -> list[TunedSettings]:
-        """The settings files that methods come from."""
-        return list(dict.fromkeys(method.tuned for method in self.methods if method.tuned))
-
-
-def methods_of(config: EvalConfig) -> tuple[Method, ...]:
-    """Methods of a run; errors as `build_methods`."""
-    return build_methods(
-        config.method_list, allocators=config.allocator_list, policies=config.policy_list,
-        seed=config.seed,
-    )  # fmt: skip
-
-
-def read_model(
-    config: EvalConfig, methods: Sequence[Method], loaded: LoadedModel | None = None
-) -> tuple[Geometry, PreTrainedTokenizerBase, int | None]:
-    """Geometry, tokenizer and number of positions (None: no limit) of a model.
-
-    Raises KvpError where the device, or one of the methods, does not go with it.
-    """
-    torch_device(config.device)
-    if loaded is None:
-        model_config = load_config(config.model, revision=config.revision)
-    else:
-        model_config = loaded.model.config
-    geometry = geometry_of(model_config)
-    check_geometries(methods, geometry)
-    tokenizer = load_configured_tokenizer(config, loaded.tokenizer if loaded else None)
-    return geometry, tokenizer, context_limit(model_config)
-
-
-def prepare(
-    config: EvalConfig, methods: Sequence[Method], loaded: LoadedModel | None = None,
-    default_budgets: str = EvalConfig.budgets,
-) -> PreparedRun:  # fmt: skip
-    """Load and check all but the weights; raises KvpError on anything the user can mend.
-
-    Notes on budgets are only made where they are not `default_budgets`.
-    """
-    expand_tasks(config.task_list)
-    tuning = check_tuning(config, methods)
-    geometry, tokenizer, positions = read_model(config, methods, loaded)
-    requested = TaskSettings.of(config, count=config.prompts)
-    prompts, notes = load_prompts(requested, tokenizer, positions)
-    notes += tuning
-    _check_names(config.model_name, methods, prompts)
-    work = [
-        (prompt, name)
-        for prompt in prompts
-        for name in ((QUERY_AGNOSTIC,) if prompt.task == TEXT else config.protocol_list)
-    ]
-    planned: dict[tuple[str, str], list[Method]] = {}
-    for task, protocol in dict.fromkeys((prompt.task, name) for prompt, name in work):
-        at_budgets, small = plan(
-            [method for method in methods if method.protocol in (None, protocol)],
-            config.budget_list,
-            [prompt.boundary(protocol) for prompt in prompts if prompt.task == task],
-            protection=config.protection,
-            protected=protected_tokens(config),
-        )
-        by_key = {method.key: method for method in reversed(at_budgets)}  # tuned may equal default
-        planned[task, protocol] = list(reversed(by_key.values()))
-        if config.budgets != default_budgets:  # somebody named them
-            notes += small
-    return PreparedRun(
-        geometry=geometry, tokenizer=tokenizer, methods=methods, prompts=tuple(prompts),
-        work=tuple(Evaluation(prompt, name, planned[prompt.task, name]) for prompt, name in work),
-        notes=tuple(dict.fromkeys(notes)),
-    )  # fmt: skip
-
-
 def _check_names(model: str, methods: Sequence[Method], prompts: Sequence[Prompt]) -> None:
     """Raise UsageError on a name that results cannot hold, or that two prompts have."""
     with raising_as("a run", UsageError, "cannot be recorded"):
@@ -245,14 +227,14 @@ def _check_names(model: str, methods: Sequence[Method], prompts: Sequence[Prompt
         )
 
 
-def check_tuning(config: EvalConfig, methods: Iterable[Method]) -> list[str]:
+def check_tuning(config: EvalConfig, tuned: Iterable[TunedSettings]) -> list[str]:
     """Notes on what differs from the tuning of every `tuned:FILE`.
 
     Raises UsageError where settings were chosen on the prompts to be evaluated (the same split, or
     all rows), and where nothing was chosen for a protocol.
     """
     notes = []
-    for settings in dict.fromkeys(method.tuned for method in methods if method.tuned):
+    for settings in tuned:
         label = f"--methods {TUNED}:{settings.path}"
         if config.split in (settings.split, "all"):
             raise UsageError(
@@ -272,7 +254,32 @@ def check_tuning(config: EvalConfig, methods: Iterable[Method]) -> list[str]:
     return notes
 
 
-def plan(
+def _plan_work(
+    config: EvalConfig, methods: Sequence[Method], prompts: Sequence[Prompt]
+) -> tuple[list[Evaluation], list[str]]:
+    """Every prompt under its protocols, with its methods at budgets; notes as `plan_methods`."""
+    pairs = [
+        (prompt, protocol)
+        for prompt in prompts
+        for protocol in ((QUERY_AGNOSTIC,) if prompt.task == TEXT else config.protocol_list)
+    ]
+    planned: dict[tuple[str, str], list[Method]] = {}
+    notes: list[str] = []
+    for (task, protocol), same in group_by(pairs, lambda one: (one[0].task, one[1])).items():
+        at_budgets, small = plan_methods(
+            [method for method in methods if method.protocol in (None, protocol)],
+            config.budget_list,
+            [prompt.boundary(protocol) for prompt, _ in same],
+            protection=config.protection,
+            protected=protected_tokens(config),
+        )
+        by_key = {method.key: method for method in reversed(at_budgets)}  # tuned may equal default
+        planned[task, protocol] = list(reversed(by_key.values()))
+        notes += small
+    return [Evaluation(prompt, name, planned[prompt.task, name]) for prompt, name in pairs], notes
+
+
+def plan_methods(
     methods: Sequence[Method], budgets: Sequence[Budget], lengths: Sequence[int], *,
     protection: str, protected: Protection,
 ) -> tuple[list[Method], list[str]]:  # fmt: skip
@@ -282,7 +289,7 @@ def plan(
     for every prompt, or is a token count below them, it is run without protection only (`both`) or
     refused (`on`, UsageError; a percentage then keeps the protected tokens).
     """
-    small, notes = _budgets_too_small(budgets, lengths, protection=protection, protected=protected)
+    small, notes = _check_budgets(budgets, lengths, protection=protection, protected=protected)
     planned: list[Method] = []
     for method in methods:
         full, chosen = method.scorer is None, (method.protected,)
@@ -300,7 +307,7 @@ def too_small(lengths: Iterable[int], budget: Budget, protected: Protection) -> 
     return [length for length in lengths if budget.tokens(length) < min(protected.tokens, length)]
 
 
-def _budgets_too_small(
+def _check_budgets(
     budgets: Sequence[Budget], lengths: Sequence[int], *, protection: str, protected: Protection
 ) -> tuple[set[Budget], list[str]]:
     """Budgets without protected settings, and a note on each that is below the protected tokens."""

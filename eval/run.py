@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eval.config import EvalConfig
 from eval.evaluate import Bench, evaluate_prompt
 from eval.methods import Method, file_digests, find_trained_tasks, policies_of, recorded_spec
-from eval.prepare import LoadedModel, PreparedRun, methods_of, prepare
+from eval.prepare import LoadedModel, PreparedRun, build_run_methods, prepare
 from eval.results.comparison import compare_all
 from eval.results.folder import Results, load_results
 from eval.results.frame import ResultsFrame, closing_text
@@ -68,7 +68,7 @@ def run(
     if temporary and config.engine == "local":  # a launcher's processes have a folder each
         device = device_of_rank(config.device, config.worker)
         config = replace(config, device=device, rank=0, world_size=1)
-    methods = methods_of(config)
+    methods = build_run_methods(config)
     config = replace(config, methods=",".join(map(recorded_spec, config.method_list)))
     if config.dry_run:
         prepared = _prepare(config, methods, loaded)

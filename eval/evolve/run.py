@@ -38,7 +38,7 @@ from eval.evolve.search import (
     search,
 )
 from eval.methods import Method, file_digests, protected_tokens
-from eval.prepare import load_prompts, methods_of, read_model
+from eval.prepare import build_run_methods, load_prompts, read_model
 from eval.results.sealing import describe_changes, seal
 from eval.results.stats import Floats, paired_difference
 from eval.run_folder import input_digests
@@ -225,7 +225,7 @@ def split_prompts(
 
 def _method(config: EvalConfig) -> tuple[Method, Scorer]:
     """The one method that ranks the tokens; UsageError where it cannot be searched with."""
-    method, *others = methods_of(config)
+    method, *others = build_run_methods(config)
     if others or method.scorer is None or method.allocator != UNIFORM:
         raise UsageError(f"--scorer {config.methods}: name one scorer, without allocator")
     if method.scorer.needs.future:

@@ -4,10 +4,11 @@ import pytest
 
 from eval.config import EvalConfig
 from eval.methods import Method
-from eval.prepare import LoadedModel, load_prompts, methods_of, plan, prepare
+from eval.prepare import LoadedModel, build_run_methods, load_prompts, plan_methods, prepare
 from kvp.budgets import parse_budgets
 from kvp.errors import UsageError
 from kvp.hf import load_model
+from kvp.hf.loading import load_tokenizer
 from kvp.ranking import Protection
 from policies import make_scorer
 
@@ -22,9 +23,9 @@ def _prepared(folder, loaded=False, **settings):
         tasks="niah_single_1", protection="both", **{"budgets": "50%", **settings},
     )  # fmt: skip
     if not loaded:
-        return prepare(config, methods_of(config))
+        return prepare(config, build_run_methods(config))
     model, tokenizer = load_model(str(folder))
-    return prepare(config, methods_of(config), LoadedModel(model=model, tokenizer=tokenizer))
+    return prepare(config, build_run_methods(config), LoadedModel(model=model, tokenizer=tokenizer))
 
 
 def test_small_budgets_are_noted_where_they_were_asked_for(model_folder):
@@ -35,9 +36,10 @@ def test_small_budgets_are_noted_where_they_were_asked_for(model_folder):
 
 @pytest.mark.parametrize("loaded", [False, True])
 def test_without_the_chat_template_prompts_are_plain_text(model_folder, loaded):
+    tokenizer = load_tokenizer(str(model_folder))
     for wanted in (True, False):
         prepared = _prepared(model_folder, loaded, chat_template=wanted)
-        text = prepared.tokenizer.decode(prepared.prompts[0].encoded.ids)
+        text = tokenizer.decode(prepared.prompts[0].encoded.ids)
         assert text.startswith(OPENING if wanted else prepared.prompts[0].sample.text)
 
 
@@ -49,7 +51,7 @@ def test_two_samples_of_one_id_are_refused(model_folder, monkeypatch, one_line):
 
 
 def test_plan_crosses_methods_budgets_and_protection():
-    settings, notes = plan(
+    settings, notes = plan_methods(
         [FULL, TOVA], parse_budgets("25%,50"), [100, 200], protection="both", protected=Protection()
     )
     assert notes == []
@@ -63,7 +65,7 @@ def test_plan_crosses_methods_budgets_and_protection():
 def test_a_short_prompt_keeps_the_protected_tokens_and_stops_nothing():
     budgets, lengths = parse_budgets("10%"), [4, 150, 400]
     for protection, count in (("both", 2), ("on", 1)):
-        settings, notes = plan(
+        settings, notes = plan_methods(
             [TOVA], budgets, lengths, protection=protection, protected=Protection()
         )
         assert len(settings) == count
@@ -76,7 +78,7 @@ def test_a_short_prompt_keeps_the_protected_tokens_and_stops_nothing():
 
 def test_budgets_below_the_protected_tokens_of_every_prompt_are_noted_or_refused():
     budgets, safe = parse_budgets("10%,15,30"), Protection()
-    both, notes = plan([TOVA], budgets, [150], protection="both", protected=safe)
+    both, notes = plan_methods([TOVA], budgets, [150], protection="both", protected=safe)
     assert [(each.protected, str(each.budget)) for each in both] == [
         (False, "10%"), (False, "15"), (True, "30"), (False, "30"),
     ]  # fmt: skip
@@ -86,6 +88,6 @@ def test_budgets_below_the_protected_tokens_of_every_prompt_are_noted_or_refused
         "--budgets 30: half of it or more are the 20 protected tokens",
     ]
     with pytest.raises(UsageError, match="15 is below the 20 protected tokens; raise it"):
-        plan([TOVA], budgets, [150], protection="on", protected=safe)
-    off, notes = plan([TOVA], budgets, [150], protection="off", protected=safe)
+        plan_methods([TOVA], budgets, [150], protection="on", protected=safe)
+    off, notes = plan_methods([TOVA], budgets, [150], protection="off", protected=safe)
     assert (len(off), notes) == (3, [])

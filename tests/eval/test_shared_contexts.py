@@ -7,7 +7,7 @@ import pytest
 
 from eval.config import EvalConfig
 from eval.evaluate import Bench, evaluate_prompt
-from eval.prepare import methods_of, prepare
+from eval.prepare import build_run_methods, prepare
 from eval.results.records import RecordFile, key_of
 from eval.work import by_prefill, evaluate_all
 
@@ -35,7 +35,7 @@ def prepared(model_folder, tmp_path):
         length=300, methods="full,knorm,snapkv,oracle,kvzip+global", budgets="30%",
         protection="off", max_new_tokens=6, out="unused",
     )  # fmt: skip
-    return prepare(config, methods_of(config))
+    return prepare(config, build_run_methods(config))
 
 
 def test_records_are_those_of_each_question_alone(bench, prepared, tmp_path, monkeypatch):
