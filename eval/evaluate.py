@@ -198,12 +198,9 @@ def tokens_per_head(kept: Tensor) -> float:
     return float((kept != EMPTY_SLOT).sum(-1).double().mean())
 
 
-Fields = dict[str, Any]
-
-
 def measure_outcomes(
     bench: Bench, prompt: Prompt, start: Prefill, compressed: Sequence[Tensor]
-) -> list[Outcome[Fields]]:
+) -> list[Outcome[Record]]:
     """Outcome of every cache: the `score` of its answer or, for a given reply, `nll`."""
     if prompt.forced:
         tokens = len(prompt.reply)
@@ -330,7 +327,7 @@ def _record(
     }  # fmt: skip
 
 
-def _evidence_fields(evidence: Sequence[int], kept: Tensor, cached: int) -> dict[str, Any]:
+def _evidence_fields(evidence: Sequence[int], kept: Tensor, cached: int) -> Record:
     """Evidence among the first `cached` tokens, and how much each head keeps; without any, None."""
     tokens = torch.tensor([token for token in evidence if token < cached], dtype=torch.int64)
     if not len(tokens):
@@ -343,7 +340,7 @@ def _evidence_fields(evidence: Sequence[int], kept: Tensor, cached: int) -> dict
     }
 
 
-def _text_fields(bench: Bench, prompt: Prompt) -> Fields:
+def _text_fields(bench: Bench, prompt: Prompt) -> Record:
     sample, turns = prompt.sample, prompt.sample.messages
     question = turns[-2]["content"] if turns else sample.question + sample.answer_prefix
     reply = bench.text(list(prompt.encoded.reply_ids))[:LONGEST_TEXT] if prompt.forced else None

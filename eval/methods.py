@@ -16,7 +16,6 @@ from kvp.artifacts.manifest import sha256_file
 from kvp.budgets import Budget
 from kvp.data.tasks import expand_tasks, find_task
 from kvp.errors import PolicyError, UsageError
-from kvp.geometry import Geometry, check_geometry
 from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED, UNIFORM, check_methods, labelled_policy
 from kvp.plugins import own_file
 from kvp.program.settings import ProtectionConfig
@@ -224,9 +223,11 @@ def with_allocator(method: Method, spec: str | Allocator) -> Method:
         _, allocator = make_method(method.scorer, make_allocator(written or spec))
     except UsageError as error:
         raise UsageError(f"--methods, --allocators: {error}") from None
-    used, both = None if allocator.name == UNIFORM else allocator, (method.written[0], written)
-    named = replace(method, allocator=allocator.name, self_sized=sizes_itself(allocator))
-    return replace(named, allocator_object=used, written=both)
+    return replace(
+        method, allocator=allocator.name, self_sized=sizes_itself(allocator),
+        allocator_object=None if allocator.name == UNIFORM else allocator,
+        written=(method.written[0], written),
+    )  # fmt: skip
 
 
 def registered_method(spec: str, seed: int) -> Method:
@@ -260,12 +261,6 @@ def learned_methods(arguments: Sequence[str]) -> list[Method]:
         method_of(load_policy(source), policy=label, policy_commit=source.commit, written=written)
         for label, source in policy_sources(arguments).items()
     ]
-
-
-def check_geometries(methods: Sequence[Method], geometry: Geometry) -> None:
-    """Raise PolicyError where a policy or budget file does not have the model's geometry."""
-    for method in methods:
-        check_geometry(method.scorer, geometry, method.allocator_object)
 
 
 def file_digests(

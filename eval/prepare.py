@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
 from eval.evaluate import Prompt
-from eval.methods import PROTECTIONS, Method, build_methods, check_geometries, protected_tokens
+from eval.methods import PROTECTIONS, Method, build_methods, protected_tokens
 from eval.results.names import QUERY_AGNOSTIC, READABLE_PROMPTS
 from eval.results.records import group_by
 from eval.results.tuned_settings import TunedSettings
@@ -28,7 +28,7 @@ from kvp.data.tasks import TASKS_BY_FLAG, build_samples, expand_tasks, find_task
 from kvp.data.tasks.rows import TEXT
 from kvp.devices import torch_device
 from kvp.errors import UsageError
-from kvp.geometry import Geometry
+from kvp.geometry import Geometry, check_geometry
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import load_configured_tokenizer
 from kvp.hf.model_config import context_limit
@@ -112,7 +112,8 @@ def read_model(
     else:
         model_config = loaded.model.config
     geometry = geometry_of(model_config)
-    check_geometries(methods, geometry)
+    for method in methods:
+        check_geometry(method.scorer, geometry, method.allocator_object)
     tokenizer = load_configured_tokenizer(config, loaded.tokenizer if loaded else None)
     return geometry, tokenizer, context_limit(model_config)
 
@@ -153,11 +154,10 @@ def load_prompts(
         )
     if not prompts:
         raise UsageError("; ".join(notes))
-    forced = [prompt.encoded for prompt in prompts if prompt.forced]
-    given = [len(encoded.ids) + len(encoded.reply_ids) for encoded in forced]
-    if positions is not None and max(given, default=0) > positions:
+    forced = [len(one.encoded.ids) + len(one.reply) for one in prompts if one.forced]
+    if positions is not None and max(forced, default=0) > positions:
         raise UsageError(
-            f"--length {settings.length}: a prompt with its given reply has {max(given)} tokens, "
+            f"--length {settings.length}: a prompt with its given reply has {max(forced)} tokens, "
             f"the model {positions} positions; lower it"
         )
     return prompts, list(dict.fromkeys(notes))

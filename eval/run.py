@@ -106,8 +106,8 @@ def _run_here(
 def _run_with_ray(config: EvalConfig, methods: Sequence[Method]) -> Results | None:
     """Have Ray's workers evaluate what is missing; the last of them closes the run."""
     prepared, out = _prepare(config, methods, None), place(config.out)
-    work = WorkPieces(config, prepared, RecordParts(out))
-    left, total = work.prompts(work.undone(range(len(work)))), len(prepared.work)
+    undone = WorkPieces(config, prepared, RecordParts(out)).undone()
+    left, total = sum(map(len, undone)), len(prepared.work)
     if not left:
         return _run_here(config.local(), methods, None)
     before = sum(1 for _ in files_below(out / PARTS))
@@ -175,11 +175,10 @@ def _evaluate_rows(output: OutputFolder, prepared: PreparedRun, bench: Bench) ->
     evaluate_all(bench, prepared, rows, bench.config.worker)
     if isinstance(rows, RecordParts):
         rows.refresh()
-        work = WorkPieces(bench.config, prepared, rows)
-        if left := work.prompts(work.undone(range(len(work)))):
+        if undone := WorkPieces(bench.config, prepared, rows).undone():
             say(
-                f"{left} of {len(prepared.work)} evaluations are for other ranks; the last one "
-                "that ends closes the run"
+                f"{sum(map(len, undone))} of {len(prepared.work)} evaluations are for other ranks; "
+                "the last one that ends closes the run"
             )
             return None
         rows.join(output.local / ROWS)

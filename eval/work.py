@@ -46,13 +46,12 @@ def load_bench(
 
 def evaluate_all(bench: Bench, prepared: PreparedRun, file: RecordFile, rank: Rank = ALONE) -> None:
     """Append the records that the share of one process lacks; ResultsError as `WorkPieces`."""
-    work = WorkPieces(bench.config, prepared, file)
-    share = rank.share(range(len(work)))
-    left, total = work.undone(share), work.prompts(share)
-    there = total - sum(len(work.missing(number)) for number in left)
+    work = WorkPieces(bench.config, prepared, file, rank)
+    left, total = work.undone(), sum(map(len, work.pieces))
+    there = total - sum(len(work.missing(piece)) for piece in left)
     with evaluation_progress(total, there) as progress:
-        for number in left:
-            for prompt in work.do(bench, number):
+        for piece in left:
+            for prompt in work.do(bench, piece):
                 progress.advance(note=prompt)
 
 
@@ -81,9 +80,11 @@ def by_prefill(work: Iterable[Evaluation]) -> list[list[Evaluation]]:
 
 
 class WorkPieces:
-    """The pieces of a run, numbered alike in all its processes, and which of them are done."""
+    """The pieces of a run that are the share of one process, and which of them are done."""
 
-    def __init__(self, config: EvalConfig, prepared: PreparedRun, file: RecordFile) -> None:
+    def __init__(
+        self, config: EvalConfig, prepared: PreparedRun, file: RecordFile, rank: Rank = ALONE
+    ) -> None:
         """Append to `file`; ResultsError where it answers other prompts of the same names."""
         for prompt in prepared.prompts:
             digest = file.digests.get((prompt.task, prompt.sample.id))
@@ -94,20 +95,14 @@ class WorkPieces:
                 )
         self._config = config
         self._file = file
-        self._groups = by_prefill(prepared.work)
+        pieces = by_prefill(prepared.work)
+        self.pieces = [pieces[number] for number in rank.share(range(len(pieces)))]
 
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    def prompts(self, numbers: Iterable[int]) -> int:
-        """How many prompts, counted per protocol, some pieces have."""
-        return sum(len(self._groups[number]) for number in numbers)
-
-    def missing(self, number: int) -> list[Evaluation]:
+    def missing(self, piece: Iterable[Evaluation]) -> list[Evaluation]:
         """The prompts of a piece with the methods that have no record yet."""
         left: list[Evaluation] = []
         there = self._file.values
-        for prompt, protocol, planned in self._groups[number]:
+        for prompt, protocol, planned in piece:
             methods = [
                 method for method in planned
                 if key_of(identify(self._config, prompt, protocol, method)) not in there
@@ -116,13 +111,13 @@ class WorkPieces:
                 left.append(Evaluation(prompt, protocol, methods))
         return left
 
-    def undone(self, numbers: Iterable[int]) -> list[int]:
+    def undone(self) -> list[list[Evaluation]]:
         """The pieces that lack records."""
-        return [number for number in numbers if self.missing(number)]
+        return [piece for piece in self.pieces if self.missing(piece)]
 
-    def do(self, bench: Bench, number: int) -> Iterator[str]:
+    def do(self, bench: Bench, piece: Iterable[Evaluation]) -> Iterator[str]:
         """Evaluate what a piece lacks; yields each prompt's task and protocol as it is written."""
-        for group in by_prefill(self.missing(number)):
+        for group in by_prefill(self.missing(piece)):
             prompts, protocol = [one.prompt for one in group], group[0].protocol
             together = evaluate_together(bench, prompts, protocol, group[0].methods)
             for prompt, records in zip(prompts, together, strict=True):

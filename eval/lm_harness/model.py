@@ -23,8 +23,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.evaluate import rows_of_logits, select_for_methods
 from eval.lm_harness.compression import CONTEXT_FIELDS, parse_compression
-from eval.methods import check_geometries
 from kvp.errors import UsageError
+from kvp.geometry import check_geometry
 from kvp.hf import EvictingCache, geometry_of, load_config, load_model, load_tokenizer, prefill
 from kvp.hf.attention import use_kvp_attention
 from kvp.hf.decoding import next_logits
@@ -91,7 +91,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         name, model, its_tokenizer = load(pretrained, tokenizer, **to_load)
         if (scorer := method.scorer) is not None:  # refused before any request is read
             check_inputs(model, [scorer])
-            check_geometries([method], geometry_of(model.config))
+            check_geometry(scorer, geometry_of(model.config), method.allocator_object)
             warn_of_another_model(model, scorer)
         super().__init__(
             pretrained=model, tokenizer=its_tokenizer, backend="causal", batch_size=1, **of_hflm
