@@ -311,8 +311,6 @@ def test_the_last_token_is_never_kept(bench, prompts, protection):
 
 def test_a_method_that_sizes_the_cache_counts_tokens_that_can_be_kept(bench, prompts):
     """GVote told to keep at least everything keeps the whole cache, and not one token more."""
-    (method,) = build_methods(["gvote(min_keep=9999)+self_sized"])
-    kept = _kept(bench, prompts["niah_single_1"], "query_aware", method)
-    assert (kept >= 0).sum(-1).unique().tolist() == [
-        prompts["niah_single_1"].encoded.prompt_length - 1
-    ]
+    (method,), prompt = build_methods(["gvote(min_keep=9999)+self_sized"]), prompts["niah_single_1"]
+    kept = _kept(bench, prompt, "query_aware", method)
+    assert (kept >= 0).sum(-1).unique().tolist() == [prompt.encoded.prompt_length - 1]

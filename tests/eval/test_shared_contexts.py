@@ -14,24 +14,20 @@ from eval.work import by_prefill, evaluate_all
 CONTEXT = "The sky is blue. The grass is green. Here we go. There and back again. " * 3
 
 
-def rows(path):
-    content = [
-        {"context": CONTEXT, "task": "sky",
-         "questions": [{"question": "What is the sky?", "answer": "blue"},
-                       {"question": "Who is it?", "answer": "we"},
-                       {"question": "Where?", "answer": "There"}]},
-        {"context": CONTEXT, "question": "Which one?", "answer": "sky", "task": "sky"},
-        {"context": CONTEXT[20:], "question": "What is the grass?", "answer": "green",
-         "task": "sky"},
-    ]  # fmt: skip
-    path.write_text("".join(json.dumps(row) + "\n" for row in content))
-    return path
+ROWS = [
+    {"context": CONTEXT, "task": "sky",
+     "questions": [{"question": "What is the sky?", "answer": "blue"},
+                   {"question": "Who is it?", "answer": "we"},
+                   {"question": "Where?", "answer": "There"}]},
+    {"context": CONTEXT, "question": "Which one?", "answer": "sky", "task": "sky"},
+    {"context": CONTEXT[20:], "question": "What is the grass?", "answer": "green", "task": "sky"},
+]  # fmt: skip
 
 
 @pytest.fixture
-def prepared(model_folder, tmp_path):
+def prepared(model_folder, tmp_path, jsonl):
     config = EvalConfig(
-        model=str(model_folder), tasks="data", data=str(rows(tmp_path / "my.jsonl")), split="all",
+        model=str(model_folder), tasks="data", data=jsonl(tmp_path / "r.jsonl", *ROWS), split="all",
         length=300, methods="full,knorm,snapkv,oracle,kvzip+global", budgets="30%",
         protection="off", max_new_tokens=6, out="unused",
     )  # fmt: skip

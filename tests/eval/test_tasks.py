@@ -41,11 +41,6 @@ def _records(out):
     return [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
 
 
-def _write(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def test_a_heat_map(model_folder, tmp_path):
     out = tmp_path / "out"
     assert _benchmark(
@@ -67,13 +62,13 @@ def test_a_heat_map(model_folder, tmp_path):
     assert manifest["identity"]["depths"] == "0,100"
 
 
-def test_a_folder_of_longbench(model_folder, tmp_path, capsys):
+def test_a_folder_of_longbench(model_folder, tmp_path, capsys, jsonl):
     row = {"input": "Who?", "context": "The sky is blue. " * 99, "answers": ["sky"],
            "all_classes": ["sky", "sun"]}  # fmt: skip
     folder = tmp_path / "data"
     folder.mkdir()
-    _write(folder / "hotpotqa.jsonl", row, {**row, "answers": []})
-    _write(folder / "trec.jsonl", row)
+    jsonl(folder / "hotpotqa.jsonl", row, {**row, "answers": []})
+    jsonl(folder / "trec.jsonl", row)
     assert _benchmark(model_folder, tmp_path / "out", tasks="longbench", data=folder) == 0
     message = " ".join(capsys.readouterr().err.split())
     assert "longbench_narrativeqa, longbench_qasper" in message
@@ -127,17 +122,12 @@ def test_a_task_of_ones_own_scores_itself_and_is_refused_when_it_has_changed(
     assert [(record["task"], record["score"]) for record in before] == [("letters", 0.25)] * 4
     assert len({record["prompt_digest"] for record in before}) == 1
     sys.modules.pop("changing")
-    for code, said in (
-        (
-            TASK.replace("is blue", "is as grey as ever"),
-            "another policy or file called 'changing.p",
-        ),
-        (TASK, "another prompt called letters/0"),  # of the module that is imported by now
-    ):
+    other = TASK.replace("is blue", "is as grey as ever")
+    for code, said in ((other, "file called 'changing.py'"), (TASK, "prompt called letters/0")):
         module.write_text(code)
         assert _short(model_folder, tmp_path / "out", tasks="changing:Letters", prompts=2) == 2
         (line,) = (line for line in capsys.readouterr().err.splitlines() if "error" in line)
-        assert said in line
+        assert said in line  # with the old file, too: the other code is imported by then
         assert "--out" in line
     assert _records(tmp_path / "out") == before
 
@@ -145,14 +135,14 @@ def test_a_task_of_ones_own_scores_itself_and_is_refused_when_it_has_changed(
 CONTEXT = "The sky is blue. The grass is green. There are 7 suns. "
 
 
-def test_every_metric(model_folder, tmp_path):
+def test_every_metric(model_folder, tmp_path, jsonl):
     rows = [
         {"context": CONTEXT, "question": "What?", "answers": ["e 7", "8"], "metric": metric,
          "task": metric}
         for metric in (*METRICS, "none")
     ]  # fmt: skip
     out = tmp_path / "out"
-    assert _rows(model_folder, _write(tmp_path / "my.jsonl", *rows), out) == 0
+    assert _rows(model_folder, jsonl(tmp_path / "my.jsonl", *rows), out) == 0
     found = _records(out)
     assert {record["metric"] for record in found} == {*METRICS, "none"}
     assert len(found) == len(rows) * 2 * 2
@@ -167,9 +157,9 @@ def test_every_metric(model_folder, tmp_path):
     assert report([str(out), "--out", str(tmp_path / "report.html")]) == 0
 
 
-def test_what_cannot_be_used_is_one_line_each(model_folder, tmp_path, capsys):
+def test_what_cannot_be_used_is_one_line_each(model_folder, tmp_path, capsys, jsonl):
     """`tests/kvp/data/rows` has every reason."""
-    data = _write(tmp_path / "none.jsonl", {"context": CONTEXT, "question": "?", "expected": "e"})
+    data = jsonl(tmp_path / "none.jsonl", {"context": CONTEXT, "question": "?", "expected": "e"})
     assert _rows(model_folder, data, tmp_path / "none", split="test") == 2
     message = " ".join(capsys.readouterr().err.split())
     assert "keys that were not read (1): expected; " in message
@@ -183,14 +173,14 @@ def prompts_of(model, **changes):
     return load_prompts(TaskSettings.of(config, count=config.prompts, seed=0), tokenizer)
 
 
-def test_the_perplexity_of_reference_answers(tmp_path, model_folder, capsys):
+def test_the_perplexity_of_reference_answers(tmp_path, model_folder, capsys, jsonl):
     out = tmp_path / "results"
     rows = (
         {"context": f"House {n} is c{n}.", "question": f"What is house {n}?", "answer": f"c{n}"}
         for n in range(60)
     )
-    squad = _write(tmp_path / "squad.jsonl", *rows)
-    given = {"tasks": "niah_single_1,qa_1", "squad": str(squad)}
+    squad = jsonl(tmp_path / "squad.jsonl", *rows)
+    given = {"tasks": "niah_single_1,qa_1", "squad": squad}
     given |= {"length": 400, "protocols": "query_aware"}
     assert _short(model_folder, out, measure="perplexity", **given) == 0
     found = _records(out)
@@ -216,14 +206,14 @@ def test_the_perplexity_of_reference_answers(tmp_path, model_folder, capsys):
     assert "accuracy, %" not in printed
 
 
-def test_rows_of_ones_own_by_perplexity(tmp_path, model_folder):
+def test_rows_of_ones_own_by_perplexity(tmp_path, model_folder, jsonl):
     rows = [
         {"context": "The sky is blue. ", "question": "What is blue?", "answer": ["sky", "green"]},
         {"context": "The sun is. ", "question": "What?", "answers": {"text": ["a sun", "sun"]},
          "answer_prefix": " It is: "},
         {"context": "No answer. ", "question": "Why?"},
     ]  # fmt: skip
-    data = str(_write(tmp_path / "rows.jsonl", *rows))
+    data = jsonl(tmp_path / "rows.jsonl", *rows)
     given = {"tasks": "data", "data": data, "split": "all", "prompts": 9}
     prompts, notes = prompts_of(model_folder, measure="perplexity", **given)
     assert all(prompt.forced for prompt in prompts)

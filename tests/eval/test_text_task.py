@@ -31,11 +31,9 @@ def tokenizer(model_folder):
     return load_model(str(model_folder))[1]
 
 
-@pytest.fixture(scope="module")
-def jsonl(tmp_path_factory):
-    path = tmp_path_factory.mktemp("texts") / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in _documents(40)))
-    return path
+@pytest.fixture
+def texts(tmp_path, jsonl):
+    return jsonl(tmp_path / "rows.jsonl", *({"text": text} for text in _documents(40)))
 
 
 def _load(tokenizer, text, positions=None, **fields):
@@ -44,8 +42,8 @@ def _load(tokenizer, text, positions=None, **fields):
     return load_prompts(TaskSettings.of(config, count=config.prompts, seed=0), tokenizer, positions)
 
 
-def test_context_and_continuation_are_one_stretch(tokenizer, jsonl):
-    prompts, notes = _load(tokenizer, jsonl)
+def test_context_and_continuation_are_one_stretch(tokenizer, texts):
+    prompts, notes = _load(tokenizer, texts)
     owned = [text for text in _documents(40) if split_of(text) == "test"]
     starts = {tuple(tokenizer.encode(text)[:64]) for text in owned}
     assert len(prompts) == 3
@@ -84,27 +82,27 @@ def test_a_plain_text_is_shared_out_by_position(tokenizer, tmp_path):
         ({"tasks": "chat"}, "--text is what the task text reads"),
     ],
 )
-def test_texts_that_do_not_fit_are_refused(fields, message, tokenizer, jsonl):
-    text = fields.get("text", jsonl)
+def test_texts_that_do_not_fit_are_refused(fields, message, tokenizer, texts):
+    text = fields.get("text", texts)
     changes = {name: value for name, value in fields.items() if name != "text"}
     with pytest.raises(UsageError, match=message):
         _load(tokenizer, text, positions=1024, **changes)
 
 
-def test_a_reply_beyond_the_models_positions_is_refused(tokenizer, jsonl):
-    given = {"tasks": "data", "data": str(jsonl), "split": "all"}
+def test_a_reply_beyond_the_models_positions_is_refused(tokenizer, texts):
+    given = {"tasks": "data", "data": texts, "split": "all"}
     assert _load(tokenizer, None, positions=4096, **given)[0][0].forced
     with pytest.raises(UsageError, match=r"--length 64: a prompt with its given reply has \d+ tok"):
         _load(tokenizer, None, positions=80, **given)
 
 
-def test_a_model_without_chat_template_is_measured_on_text(model_folder, jsonl, tmp_path):
+def test_a_model_without_chat_template_is_measured_on_text(model_folder, texts, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(model_folder, folder)
     (folder / "chat_template.jinja").unlink()
     out = tmp_path / "results"
     arguments = {
-        "model": folder, "tasks": "text", "text": jsonl, "length": 64, "continuation_tokens": 16,
+        "model": folder, "tasks": "text", "text": texts, "length": 64, "continuation_tokens": 16,
         "methods": "full,snapkv+ada", "budgets": "50%", "protection": "off", "prompts": 2,
         "timing_prompts": 1, "out": out,
     }  # fmt: skip
