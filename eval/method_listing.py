@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from kvp.names import ALL_NULLS, FULL, KVZAP, LEARNED
 from kvp.program.settings import Group
@@ -26,20 +26,19 @@ def run(_: Group) -> None:
 
 def _scorer_lines() -> Iterator[str]:
     yield "Scorers: which tokens of a head stay"
-    yield from _entry(FULL, "everything: the unmodified cache", [("reads", "nothing")])
+    yield from _entry(FULL, "everything: the unmodified cache", reads="nothing")
     yield from _entry(
         LEARNED,
         "what the policies of --policies DIR learned",
-        [
-            ("reads", f"{PLAIN}; the last 32 queries where --inputs of kvp train has recent"),
-            ("costs", "a small network per head, O(N)"),
-        ],
+        reads=f"{PLAIN}; the last 32 queries where --inputs of kvp train has recent",
+        costs="a small network per head, O(N)",
     )
     yield from _scorers(null=False)
     yield from _entry(
         f"{KVZAP}:WEIGHTS",
         "what published networks predict of KVzip+ (a folder, or org/name on the hub)",
-        [("reads", "every hidden state"), ("costs", "a linear map or a small network per layer")],
+        reads="every hidden state",
+        costs="a linear map or a small network per layer",
     )
     yield ""
     yield f"Nulls: what a score has to beat ({ALL_NULLS} stands for all of them)"
@@ -50,7 +49,7 @@ def _scorers(*, null: bool) -> Iterator[str]:
     for entry in SCORERS.values():
         if entry.null == null:
             free = " (attention-free)" if attention_free(entry.base_name) else ""
-            yield from _component(entry, free, ("reads", needs_in_words(entry().needs)))
+            yield from _component(entry, free, reads=needs_in_words(entry().needs))
 
 
 def needs_in_words(needs: Needs) -> str:
@@ -74,16 +73,16 @@ def _allocator_lines() -> Iterator[str]:
     yield "Allocators: how many tokens each head keeps (--allocators, or after the plus sign)"
     for entry in ALLOCATORS.values():
         sizes = "; no budget, the scorer decides the size" if entry.sized_by_scorer else ""
-        yield from _component(entry, sizes, ("needs", entry.reads))
+        yield from _component(entry, sizes, needs=entry.reads)
 
 
-def _component(entry: type[Component], note: str, inputs: tuple[str, str]) -> Iterator[str]:
-    presets, options = ", ".join(entry.presets), ", ".join(option_names(entry))
-    facts = [inputs, ("costs", entry.cost), ("presets", presets), ("options", options)]
+def _component(entry: type[Component], note: str, **inputs: str) -> Iterator[str]:
+    names = {"presets": ", ".join(entry.presets), "options": ", ".join(option_names(entry))}
     line = str(entry.__doc__).removeprefix("Keep ").rstrip(".")
-    yield from _entry(entry.base_name, f"{line[0].lower()}{line[1:]}{note}", facts)
+    line = f"{line[0].lower()}{line[1:]}{note}"
+    yield from _entry(entry.base_name, line, **inputs, costs=entry.cost, **names)
 
 
-def _entry(name: str, line: str, facts: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _entry(name: str, line: str, **facts: str) -> Iterator[str]:
     yield f"  {name:<19} {line}"
-    yield from (f"      {fact:<15} {text}" for fact, text in facts if text)
+    yield from (f"      {fact:<15} {text}" for fact, text in facts.items() if text)
