@@ -203,9 +203,8 @@ def measure_outcomes(
 ) -> list[Outcome[Record]]:
     """Outcome of every cache: the `score` of its answer or, for a given reply, `nll`."""
     if prompt.forced:
-        tokens = len(prompt.reply)
         return [
-            ({"nll": loss, "reply_tokens": tokens}, nbytes)
+            ({"nll": loss, "reply_tokens": len(prompt.reply)}, nbytes)
             for loss, nbytes in bench.losses(prompt, start, compressed)
         ]
     return [
@@ -219,17 +218,8 @@ def run_prefix(
     bench: Bench, prompt: Prompt, protocol: str, methods: Iterable[Method] = ()
 ) -> Prefill:
     """Prefill a prompt up to the boundary; record all queries and what the methods need."""
-    needs = [Needs(queries=ALL_QUERIES)]
-    needs += [method.scorer.needs for method in methods if method.scorer]
-    return bench.prefill(prompt, protocol, needs)
-
-
-def evaluate_prompt(
-    bench: Bench, prompt: Prompt, protocol: str, methods: Sequence[Method]
-) -> list[Record]:
-    """Evaluate every method on one prompt; one record per method."""
-    (records,) = evaluate_together(bench, [prompt], protocol, methods)
-    return records
+    needs = [method.scorer.needs for method in methods if method.scorer]
+    return bench.prefill(prompt, protocol, [Needs(queries=ALL_QUERIES), *needs])
 
 
 def evaluate_together(

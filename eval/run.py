@@ -1,8 +1,7 @@
 """The program, from its command line and from Python: settings in, results folder out.
 
-Order of work: everything that can be refused is refused first (`eval.prepare`); then the manifest;
-then one batched evaluation per prompt and protocol, appended to rows.jsonl as it is done; then the
-timing pass; then the closing table. What runs the prompts is `eval.work`.
+Everything that can be refused is refused first (`eval.prepare`). Then come the manifest, the rows,
+prompt by prompt (`eval.work`), the timing pass (`eval.timing`) and the closing table.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.evaluate import Bench, evaluate_prompt
+from eval.evaluate import Bench, evaluate_together
 from eval.methods import Method, file_digests, find_trained_tasks, policies_of, recorded_spec
 from eval.prepare import LoadedModel, PreparedRun, build_run_methods, prepare
 from eval.results.comparison import compare_all
@@ -213,7 +212,7 @@ def measure_dry_run(bench: Bench, prepared: PreparedRun) -> list[Record]:
     phase(f"measuring one prompt of {prompt.task}")
     for _ in range(1 if bench.model.device.type == "cpu" else 2):  # a GPU first loads its kernels
         started = time.perf_counter()
-        records = evaluate_prompt(bench, prompt, protocol, methods)
+        (records,) = evaluate_together(bench, [prompt], protocol, methods)
         seconds = time.perf_counter() - started
     count = len(prepared.work)
     say(

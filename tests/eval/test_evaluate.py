@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from eval.evaluate import evaluate_prompt, measure_future_attention, run_prefix, select_for_methods
+from eval.evaluate import (
+    evaluate_together,
+    measure_future_attention,
+    run_prefix,
+    select_for_methods,
+)
 from eval.evolve.config import EvolveConfig
 from eval.evolve.run import PromptSet, plan_search
 from eval.methods import build_methods
@@ -70,7 +75,7 @@ def test_answers_are_those_of_each_method_alone(bench, prompts, protocol):
         *_settings("snapkv,kvzip,expected_attention,snapkv+ada,kvzip+global,tova+pyramid", "25%"),
         *_settings("gvote+self_sized", None),
     ]
-    records = evaluate_prompt(bench, prompt, protocol, settings)
+    (records,) = evaluate_together(bench, [prompt], protocol, settings)
     assert len(records) == len(settings)
     ids = prompt.ids[None]
     boundary, fed_again = prompt.boundary(protocol), prompt.fed_again(protocol)
@@ -138,7 +143,7 @@ def test_equal_caches_run_once(bench, monkeypatch):
 def test_records_count_the_evidence_of_every_head(bench, prompts, protocol):
     prompt = prompts["niah_single_1"]
     settings = [*_settings("full", None)[1:], *_settings("ring,random,knorm+ada", "40%")]
-    rows = evaluate_prompt(bench, prompt, protocol, settings)
+    (rows,) = evaluate_together(bench, [prompt], protocol, settings)
     start = run_prefix(bench, prompt, protocol)
     kept = {(s.spec, s.protected): k for s, k in select_for_methods(start, settings, None)}
     assert rows[0]["evidence_kept"] == [[len(prompt.evidence)] * 2] * 2
@@ -150,17 +155,17 @@ def test_records_count_the_evidence_of_every_head(bench, prompts, protocol):
         assert row["evidence_tokens"] == len(prompt.evidence) > 3
         assert row["evidence_kept"] == counts
         assert row["evidence_lost"] == sum(t not in anywhere for t in prompt.evidence)
-    (chat,) = evaluate_prompt(bench, prompts["chat"], protocol, _settings("full", None)[1:])
+    ((chat,),) = evaluate_together(bench, [prompts["chat"]], protocol, _settings("full", None)[1:])
     assert chat["evidence_tokens"] is chat["evidence_kept"] is chat["evidence_lost"] is None
 
 
 def test_records_hold_what_people_read(bench, prompts):
     prompt, settings = prompts["niah_single_1"], _settings("full", None)[1:]
-    (row,) = evaluate_prompt(bench, prompt, "query_aware", settings)
+    ((row,),) = evaluate_together(bench, [prompt], "query_aware", settings)
     assert row["question"] == prompt.sample.question + prompt.sample.answer_prefix
-    (chat,) = evaluate_prompt(bench, prompts["chat"], "query_aware", settings)
+    ((chat,),) = evaluate_together(bench, [prompts["chat"]], "query_aware", settings)
     assert chat["reply"] == prompts["chat"].sample.messages[-1]["content"]  # type: ignore[index]
-    (row,) = evaluate_prompt(bench, replace(prompt, readable=False), "query_aware", settings)
+    ((row,),) = evaluate_together(bench, [replace(prompt, readable=False)], "query_aware", settings)
     assert "question" not in row
 
 
@@ -184,7 +189,7 @@ def test_one_scoring_pass_serves_all_allocators(bench, prompts, monkeypatch):
         KNorm, "score", lambda self, view: calls.append(view.layer) or score(self, view)
     )
     settings = _settings("knorm,knorm+ada,knorm+global", "25%")
-    records = evaluate_prompt(bench, prompts["chat"], "query_aware", settings)
+    (records,) = evaluate_together(bench, [prompts["chat"]], "query_aware", settings)
     assert calls == [0, 1]  # each layer once for 6 records
     for record in records:
         kept = int(0.25 * record["cached_tokens"] + 0.5)
@@ -195,7 +200,7 @@ def test_full_reply_loss_is_that_of_a_plain_forward(bench, prompts):
     prompt = prompts["chat"]
     (full,) = build_methods(["full"])
     for protocol in ("query_aware", "query_agnostic"):
-        (record,) = evaluate_prompt(bench, prompt, protocol, [full])
+        ((record,),) = evaluate_together(bench, [prompt], protocol, [full])
         tokens = torch.cat([prompt.ids, prompt.reply])
         logits = bench.model(input_ids=tokens[None]).logits[0].double()
         log_probs = logits.log_softmax(-1)[len(prompt.ids) - 1 : -1]
@@ -275,7 +280,7 @@ def test_every_program_shows_the_same_tokens(bench, prompts, protocol):
     scorer = _Recording()
     (method,) = build_methods([scorer])
     setting = _setting(method, "25%")
-    evaluate_prompt(bench, prompt, protocol, [setting])
+    list(evaluate_together(bench, [prompt], protocol, [setting]))
     timing_records(bench, [prompt], protocol, [setting])
     cached = prompt.boundary(protocol)
     plan = plan_search(EvolveConfig(out="unused", budget="25%"), 2, UNPROTECTED, [cached])

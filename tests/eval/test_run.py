@@ -242,9 +242,9 @@ def test_a_dry_run_measures_what_a_gpu_has_warmed_up_for(device, passes, monkeyp
 
     def evaluated(*_):
         clock[0] += next(took)
-        return [7]
+        return [[7]]
 
-    monkeypatch.setattr("eval.run.evaluate_prompt", evaluated)
+    monkeypatch.setattr("eval.run.evaluate_together", evaluated)
     monkeypatch.setattr("eval.run.time", SimpleNamespace(perf_counter=lambda: clock[0]))
     bench = SimpleNamespace(model=SimpleNamespace(device=torch.device(device)))
     prompt = SimpleNamespace(task="chat")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from eval.config import EvalConfig
-from eval.evaluate import Bench, evaluate_prompt
+from eval.evaluate import Bench, evaluate_together
 from eval.prepare import build_run_methods, prepare
 from eval.results.records import RecordFile, key_of
 from eval.work import by_prefill, evaluate_all
@@ -35,9 +35,9 @@ def prepared(model_folder, tmp_path, jsonl):
 
 
 def test_records_are_those_of_each_question_alone(bench, prepared, tmp_path, monkeypatch):
-    alone = {
-        key_of(record): record for work in prepared.work for record in evaluate_prompt(bench, *work)
-    }
+    alone = {}
+    for prompt, *rest in prepared.work:
+        alone |= {key_of(row): row for row in next(evaluate_together(bench, [prompt], *rest))}
     prefills = []
     prefill = Bench.prefill
     monkeypatch.setattr(
