@@ -33,11 +33,7 @@ PROTECTIONS = {"both": (True, False), "on": (True,), "off": (False,)}
 
 @dataclass(frozen=True, kw_only=True)
 class Method(MethodSetting):
-    """A method that runs: its setting, and what chooses tokens in it.
-
-    `method`, `variant`, `policy` and `allocator` are names, as in records; `scorer` and
-    `allocator_object` are the objects that rank tokens and split the budget.
-    """
+    """A method that runs: its setting, in the names of records, and the objects that act in it."""
 
     scorer: Scorer | None = field(default=None, compare=False)
     """What ranks the tokens; None for the full cache."""
@@ -223,11 +219,9 @@ def with_allocator(method: Method, spec: str | Allocator) -> Method:
         _, allocator = make_method(method.scorer, make_allocator(written or spec))
     except UsageError as error:
         raise UsageError(f"--methods, --allocators: {error}") from None
-    return replace(
-        method, allocator=allocator.name, self_sized=sizes_itself(allocator),
-        allocator_object=None if allocator.name == UNIFORM else allocator,
-        written=(method.written[0], written),
-    )  # fmt: skip
+    used = None if allocator.name == UNIFORM else allocator
+    named = replace(method, allocator=allocator.name, self_sized=sizes_itself(allocator))
+    return replace(named, allocator_object=used, written=(method.written[0], written))
 
 
 def registered_method(spec: str, seed: int) -> Method:

@@ -107,10 +107,8 @@ def read_model(
     Raises KvpError where the device, or one of the methods, does not go with it.
     """
     torch_device(config.device)
-    if loaded is None:
-        model_config = load_config(config.model, revision=config.revision)
-    else:
-        model_config = loaded.model.config
+    known = None if loaded is None else loaded.model.config
+    model_config = known or load_config(config.model, revision=config.revision)
     geometry = geometry_of(model_config)
     for method in methods:
         check_geometry(method.scorer, geometry, method.allocator_object)
@@ -133,8 +131,7 @@ def load_prompts(
         )
     names = expand_tasks(settings.tasks)
     _check_flags(settings, names)
-    prompts: list[Prompt] = []
-    notes: list[str] = []
+    prompts, notes = list[Prompt](), list[str]()
     left_out: dict[str, list[str]] = {}
     for name in names:
         try:
@@ -216,8 +213,7 @@ def load_task_prompts(
 def _check_names(model: str, methods: Sequence[Method], prompts: Sequence[Prompt]) -> None:
     """Raise UsageError on a name that results cannot hold, or that two prompts have."""
     with raising_as("a run", UsageError, "cannot be recorded"):
-        labels = [method.spec for method in methods]
-        for name in {model, *labels, *(prompt.task for prompt in prompts)}:
+        for name in {model, *(one.spec for one in methods), *(one.task for one in prompts)}:
             plain_name(name)
     ((task, name), count), *_ = Counter((one.task, one.sample.id) for one in prompts).most_common()
     if count > 1:
@@ -311,8 +307,7 @@ def _check_budgets(
     budgets: Sequence[Budget], lengths: Sequence[int], *, protection: str, protected: Protection
 ) -> tuple[set[Budget], list[str]]:
     """Budgets without protected settings, and a note on each that is below the protected tokens."""
-    left_out: set[Budget] = set()
-    notes: list[str] = []
+    left_out, notes = set[Budget](), list[str]()
     if protection == "off":
         return left_out, notes
     for budget in budgets:

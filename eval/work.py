@@ -35,9 +35,8 @@ def load_bench(
     torch.manual_seed(config.seed)
     if loaded is None:
         phase("loading the model")
-        model, tokenizer = load_configured_model(
-            config, device_of_rank(config.device, config.worker)
-        )
+        device = device_of_rank(config.device, config.worker)
+        model, tokenizer = load_configured_model(config, device)
     else:
         model, tokenizer = loaded.model, load_configured_tokenizer(config, loaded.tokenizer)
     check_inputs(model, [method.scorer for method in methods if method.scorer])

@@ -180,9 +180,8 @@ def test_options_of_a_users_own_are_told_apart_or_refused(tmp_path, monkeypatch)
     assert labels("@Derived,@Derived(step=2),@Derived(step=1)") == ["derived", "derived(step=2)"]
     assert labels("@Plain,@Plain+ada") == ["plain", "plain+ada"]
     digest = hashlib.sha256((tmp_path / "own_options.py").read_bytes()).hexdigest()
-    assert file_digests([], _methods("full,h2o,own_options:Plain+ada"), ["chat"]) == {
-        "own_options.py": digest
-    }
+    digests = file_digests([], _methods("full,h2o,own_options:Plain+ada"), ["chat"])
+    assert digests == {"own_options.py": digest}
     with pytest.raises(UsageError, match=r"both called 'plain'.*BaseScorer"):
         labels("@Plain,@Plain(step=2)")
     (tmp_path / "more_options.py").write_text(imports + OWN_WITH_OPTIONS)

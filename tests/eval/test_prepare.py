@@ -7,8 +7,7 @@ from eval.methods import Method
 from eval.prepare import LoadedModel, build_run_methods, load_prompts, plan_methods, prepare
 from kvp.budgets import parse_budgets
 from kvp.errors import UsageError
-from kvp.hf import load_model
-from kvp.hf.loading import load_tokenizer
+from kvp.hf import load_model, load_tokenizer
 from kvp.ranking import Protection
 from policies import make_scorer
 
