@@ -82,12 +82,11 @@ def prepare(
     prompts, notes = load_prompts(settings, tokenizer, positions)
     _check_names(config.model_name, methods, prompts)
     work, small = _plan_work(config, methods, prompts)
-    notes += tuning
-    if config.budgets != default_budgets:  # somebody named them
-        notes += small
+    if config.budgets == default_budgets:  # nobody named them
+        small = []
     return PreparedRun(
         geometry=geometry, methods=methods, tuned=tuned, prompts=prompts, work=work,
-        notes=list(dict.fromkeys(notes)),
+        notes=list(dict.fromkeys([*notes, *tuning, *small])),
     )  # fmt: skip
 
 

@@ -94,20 +94,15 @@ def write_manifest(
         "policy_tasks": trained or {},
         "tuned": {digest_json(content): content for content in (one.to_json() for one in tuned)},
     }
-    facts = {name: {**earlier.get(name, {}), **new} for name, new in facts.items()}
-    plans: dict[str, dict[str, Any]] = {}
-    for part in (*earlier.get("planned", []), *planned):  # a later plan replaces an earlier one
-        plan = plans.setdefault(digest_json([part["protocol"], part["settings"]]), dict(part))
-        plan["prompts"] = {**plan["prompts"], **part["prompts"]}
     content = {
         **FORMAT.head,
         **run,
         "identity": identity,
         "policies": {**earlier.get("policies", {}), **digests},
         "notes": list(dict.fromkeys([*earlier.get("notes", []), *map(shown_text, notes)])),
-        **{name: fact for name, fact in facts.items() if fact},
+        **{name: fact for name, new in facts.items() if (fact := {**earlier.get(name, {}), **new})},
         **({"layers": list(layers)} if layers else {}),
-        "planned": list(plans.values()),
+        "planned": _join_plans([*earlier.get("planned", []), *planned]),
         "earlier_runs": runs,
         "files": {},
     }
@@ -115,3 +110,12 @@ def write_manifest(
         folder.begin(content)
     write_sealed_json(folder.local / MANIFEST, content)
     folder.push(MANIFEST)
+
+
+def _join_plans(plans: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One plan for each protocol and list of settings; of a task's numbers of prompts the last."""
+    joined: dict[str, dict[str, Any]] = {}
+    for part in plans:
+        plan = joined.setdefault(digest_json([part["protocol"], part["settings"]]), dict(part))
+        plan["prompts"] = {**plan["prompts"], **part["prompts"]}
+    return list(joined.values())
