@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -27,10 +28,10 @@ from kvp.errors import UsageError
 from kvp.hf import EvictingCache, Prefill, observe, prefill
 from kvp.hf.decoding import decode_greedily, end_tokens, next_logits
 from kvp.hf.model_identity import model_identity, weights_digest
-from kvp.hf.shrink import Choice, all_tokens, gather, score_and_select
+from kvp.hf.shrink import all_tokens, gather
 from kvp.ops.future_attention import future_attention
 from kvp.plugins import user_errors
-from kvp.ranking import EMPTY_SLOT
+from kvp.ranking import EMPTY_SLOT, Choice, score_and_select
 from kvp.scoring import ALL_QUERIES, Needs
 
 LONGEST_TEXT = 2000
@@ -286,7 +287,8 @@ def select_for_methods(
         scorer = same[0].scorer
         assert scorer is not None, "the full cache keeps everything"
         choices = [Choice(one.tokens(tokens), one.protection, one.allocator_object) for one in same]
-        for number, (kept,) in score_and_select(start, scorer, choices, future):
+        views = partial(start.views, scorer.needs, future=future)
+        for number, (kept,) in score_and_select(views, scorer, choices):
             yield same[number], kept
 
 

@@ -12,10 +12,10 @@ themselves they alternate newest, sink 0, next newest, sink 1, ... (no paper def
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from torch import Tensor
 from kvp.budgets import Budget
 from kvp.errors import UsageError
 from kvp.plugins import user_errors
+from kvp.scoring import Scorer, View, group_budgets, score_layers, sizes_of
 
 POOLS = ("logsumexp", "mean", "max")
 """How `pooled_scores` makes one score of those of all heads."""
@@ -373,6 +374,33 @@ class Selection:
         return ordered.masked_fill(ordered == tokens, EMPTY_SLOT)
 
 
-def select_tokens(scores: Tensor, budget: int, protection: Protection = UNPROTECTED) -> Tensor:
-    """Tokens that stay of scores [..., N], equally many per head: as `Selection.tokens`."""
-    return Selection(scores, protection).tokens(budget)
+class Choice(NamedTuple):
+    """How many tokens each KV head keeps of a prompt, and which come first."""
+
+    budget: int
+    protection: Protection
+    allocator: Allocator | None = None
+
+
+@torch.no_grad()
+def score_and_select(
+    views: Callable[[int], Iterable[View]], scorer: Scorer, choices: Sequence[Choice]
+) -> Iterator[tuple[int, list[Tensor]]]:
+    """The number of each choice, and the tokens that stay by it: [L, H, S] for every prompt.
+
+    `views` makes those of all layers at a budget. It is called once for all choices, or, where the
+    scorer reads the budget, once for each. Raises UsageError as `score_layers` and
+    `Selection.tokens`.
+    """
+    sizes = sizes_of(scorer)
+    for budgets in group_budgets(scorer.needs, sorted({choice.budget for choice in choices})):
+        scores = score_layers(scorer, views(budgets[0]))
+        device = scores[0].device  # layers may lie on several devices
+        prompts = torch.stack([layer.to(device) for layer in scores], dim=1)  # [B, L, H, N]
+        selections: dict[Protection, list[Selection]] = {}
+        for number, (budget, protection, allocator) in enumerate(choices):
+            if budget not in budgets:
+                continue
+            if protection not in selections:
+                selections[protection] = [Selection(one, protection, sizes) for one in prompts]
+            yield number, [one.tokens(budget, allocator) for one in selections[protection]]

@@ -225,16 +225,19 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
 
     Scorers score all N tokens of a view; the scores of those that are fed again are dropped here,
     for every method alike. Layers of a group (`Needs.layer_group`) get the tensor of its first one.
+    A view is asked for when those before it have been scored, so one layer's may be made at a time.
     Raises UsageError when a scorer returns another shape or NaN, or a user's own one fails.
     """
     needs, name = scorer.needs, f"method {scorer.name}"
-    layers = [view if needs.budget else _without_budget(view) for view in views]
-    size = layers_per_group(len(layers), needs.layer_group)
+    size = needs.layer_group
+    if size == AUTO_GROUP:
+        size = layers_per_group(len(views := [*views]), size)
     scores: list[Tensor] = []
-    for index, view in enumerate(layers):
+    for index, view in enumerate(views):
         if index % size:
             scores.append(scores[-1])
             continue
+        view = view if needs.budget else _without_budget(view)
         before, shape = _versions(view), view.keys.shape[:3]
         with user_errors(scorer, name, ": its view has only the inputs that `needs` asks for"):
             scored = scorer.score(view)

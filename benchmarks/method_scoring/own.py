@@ -22,8 +22,8 @@ from kvp.hf import EvictingCache, Prefill, load_tokenizer
 from kvp.hf.attention import QueryRecorder
 from kvp.hf.hidden_states import HiddenRecorder
 from kvp.hf.prefill import prefill
-from kvp.hf.shrink import Choice, gather, score_and_select
-from kvp.ranking import Protection
+from kvp.hf.shrink import gather
+from kvp.ranking import Choice, Protection, score_and_select
 from kvp.scoring import Needs, Scorer
 from policies.kvzap import KVzap
 from policies.registry import SCORERS, make_scorer
@@ -133,5 +133,6 @@ def _evict(
     """Extra passes, scores, choice and gathering, as `kvp.hf.prefill_and_evict` does them."""
     fresh = seen.with_inputs(model, ids, tokenizer)
     budget = parse_budget(f"{setting.KEPT:.0%}").tokens(ids.shape[1])
-    ((_, kept),) = score_and_select(fresh, scorer, [Choice(budget, Protection())])
+    views, choice = partial(fresh.views, scorer.needs), Choice(budget, Protection())
+    ((_, kept),) = score_and_select(views, scorer, [choice])
     return gather(fresh, kept)

@@ -1,7 +1,7 @@
 """Which tokens a cache keeps: views to scores, scores to counts, counts to tokens.
 
-One prefill makes many caches: `score_and_select` scores it once for all budgets and allocators of a
-method, `gather` makes a cache of the tokens that stay, `shrink` shrinks the cache of the prefill.
+One prefill makes many caches: `kvp.ranking.score_and_select` scores it once for all budgets and
+allocators of a method, `gather` makes a cache of the tokens that stay, `shrink` shrinks its own.
 Prompts without padding are scored together, padded ones one at a time: views hold no padding.
 
 A cache that has been shrunk before is shrunk again by `shrink_again`. Its heads hold different
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -28,17 +28,16 @@ from kvp.hf.prefill import Prefill, split_batch
 from kvp.hf.scorer_inputs import whole_prompt_input
 from kvp.hf.visibility import EMPTY
 from kvp.own_packages import warn_caller
-from kvp.ranking import EMPTY_SLOT, Allocator, Protection, Selection, check_budget
-from kvp.scoring import (
-    ALL_QUERIES,
-    Needs,
-    Scorer,
-    View,
-    group_budgets,
-    layers_per_group,
-    score_layers,
-    sizes_of,
+from kvp.ranking import (
+    EMPTY_SLOT,
+    Allocator,
+    Choice,
+    Protection,
+    Selection,
+    check_budget,
+    score_and_select,
 )
+from kvp.scoring import ALL_QUERIES, Needs, Scorer, View, layers_per_group, score_layers, sizes_of
 
 REMEDY = ': protection="off" leaves all to the method'  # which programs do not offer
 
@@ -86,7 +85,9 @@ def shrink(
         chosen = [all_tokens(part)] * part.keys[0].shape[0]
         if rule.allocator is not None or budget < part.tokens:
             choice = Choice(budget, rule.protection, rule.allocator)
-            ((_, chosen),) = score_and_select(part, rule.scorer, [choice])
+            ((_, chosen),) = score_and_select(
+                partial(part.views, rule.scorer.needs), rule.scorer, [choice]
+            )
         kept += [torch.where(tokens == EMPTY_SLOT, tokens, tokens + pad) for tokens in chosen]
     if all(tokens.shape[-1] == columns and bool((tokens != EMPTY_SLOT).all()) for tokens in kept):
         return
@@ -96,41 +97,6 @@ def shrink(
             cache.layers[index] = layer.gather(indices, prefill.fed_again)
         for index, untouched in prefill.untouched_before_fed_again.items():
             cache.layers[index] = untouched
-
-
-class Choice(NamedTuple):
-    """How many tokens each KV head keeps of a prompt, and which come first."""
-
-    budget: int
-    protection: Protection
-    allocator: Allocator | None = None
-
-
-@torch.no_grad()
-def score_and_select(
-    prefill: Prefill,
-    scorer: Scorer,
-    choices: Sequence[Choice],
-    future: Sequence[Tensor] | None = None,
-) -> Iterator[tuple[int, list[Tensor]]]:
-    """The number of each choice, and the tokens that stay by it: [L, H, S] for every prompt.
-
-    The scorer is asked once for all, or, where it reads the budget, once for each. `future` is as
-    of `Prefill.views`. Raises UsageError as `score_layers` and `Selection.tokens`.
-    """
-    sizes = sizes_of(scorer)
-    for budgets in group_budgets(scorer.needs, sorted({choice.budget for choice in choices})):
-        views = list(prefill.views(scorer.needs, budgets[0], future=future))
-        scores = score_layers(scorer, views)
-        device = scores[0].device  # layers may lie on several devices
-        prompts = torch.stack([layer.to(device) for layer in scores], dim=1)  # [B, L, H, N]
-        selections: dict[Protection, list[Selection]] = {}
-        for number, (budget, protection, allocator) in enumerate(choices):
-            if budget not in budgets:
-                continue
-            if protection not in selections:
-                selections[protection] = [Selection(p, protection, sizes) for p in prompts]
-            yield number, [s.tokens(budget, allocator) for s in selections[protection]]
 
 
 def all_tokens(prefill: Prefill) -> Tensor:

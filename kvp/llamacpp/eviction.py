@@ -13,11 +13,11 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import llama_cpp
 import numpy as np
-import torch
 from llama_cpp import Llama
 from rich.filesize import decimal
 
@@ -26,8 +26,8 @@ from kvp.errors import ContextError, UsageError
 from kvp.geometry import Geometry
 from kvp.llamacpp.decoder import Decoder
 from kvp.llamacpp.state import SequenceState
-from kvp.ranking import Protection, kept_tokens, select_tokens
-from kvp.scoring import Scorer, score_layers
+from kvp.ranking import Choice, Protection, kept_tokens, score_and_select
+from kvp.scoring import Scorer
 
 LONGEST = 1 << 20
 """Tokens that a bounded sequence may have in all."""
@@ -316,9 +316,12 @@ def _evict_cells(
 ) -> None:  # fmt: skip
     """Keep the `keep` best cells of every head, and say so in `cells`."""
     started, positions, held = time.perf_counter(), cells.positions, cells.held
-    with torch.inference_mode():
-        views = decoder.views(state, scorer.needs, keep, tokens, positions, cells.seen - held.floor)
-        best = select_tokens(torch.cat(score_layers(scorer, views)), keep, protection).numpy()
+    views = partial(
+        decoder.views, state, scorer.needs,
+        tokens=tokens, positions=positions, unbroken=cells.seen - held.floor,
+    )  # fmt: skip
+    ((_, (selected,)),) = score_and_select(views, scorer, [Choice(keep, protection)])
+    best = selected.numpy()
     decoder.write(state.take(best))
     own = np.take_along_axis(positions, best, -1)
     floor = cells.seen - _count_unbroken(best.reshape(-1, keep) - cells.kept)

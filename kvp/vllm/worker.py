@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,8 @@ from kvp.budgets import parse_budget
 from kvp.contexts import SUFFIX, Context, kept_rows, pack_context, read_context, whole_blocks
 from kvp.errors import ContextError, KvpError, UsageError, one_line
 from kvp.lru_cache import LruCache
-from kvp.ranking import EMPTY_SLOT, Protection, Selection
-from kvp.scoring import View, label_of, score_layers, sizes_of
+from kvp.ranking import EMPTY_SLOT, Choice, Protection, score_and_select
+from kvp.scoring import View, label_of
 from kvp.vllm.backend import HeadPool, Running, Step, set_step
 from kvp.vllm.engine import BlockLayout, EngineModel, policy_of
 from kvp.vllm.plugin import BACKENDS, settings_of
@@ -185,18 +186,8 @@ class Worker:
         scorer, allocator = self._method
         tokens = len(save.token_ids)
         kept = kept_rows(parse_budget(save.budget), tokens, least=self._protection.tokens)
-        scores: list[Tensor] = []
-        for index, (keys, values) in enumerate(self._prompt(save)):
-            if index == 0:
-                self._model.check_turned(keys.transpose(0, 1), save.token_ids)
-            view = View(
-                layer=index, keys=keys[None], values=values[None],
-                positions=torch.arange(tokens, device=keys.device)[None], budget=kept,
-            )  # fmt: skip
-            scores += score_layers(scorer, [view])[0]
-        split = whole_blocks(allocator, kept, tokens)
-        ranked = Selection(torch.stack(scores), self._protection, sizes_of(scorer))
-        stay = ranked.tokens(kept, split)
+        choice = Choice(kept, self._protection, whole_blocks(allocator, kept, tokens))
+        ((_, (stay,)),) = score_and_select(partial(self._views, save), scorer, [choice])
         stay = stay.masked_fill(stay == EMPTY_SLOT, tokens)  # [L, H, S]
         held = torch.zeros(*stay.shape[:2], tokens + 1, dtype=torch.bool, device=stay.device)
         held = held.scatter(2, stay, value=True)[..., :tokens]
@@ -208,6 +199,17 @@ class Worker:
         context.write(self._folder)
         answer = {"digest": context.name, "tokens": tokens, "kept": context.facts.kept}
         return {**answer, "placeholders": context.placeholders}
+
+    def _views(self, save: Save, budget: int) -> Iterator[View]:
+        """A view of every layer of a prompt; UsageError as `EngineModel.check_turned`."""
+        for index, (keys, values) in enumerate(self._prompt(save)):
+            if index == 0:
+                self._model.check_turned(keys.transpose(0, 1), save.token_ids)
+            positions = torch.arange(keys.shape[1], device=keys.device)[None]
+            yield View(
+                layer=index, keys=keys[None], values=values[None], positions=positions,
+                budget=budget,
+            )  # fmt: skip
 
     def _prompt(self, save: Save) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys and values [H, N, D] of a prompt in every layer, out of the engine's blocks."""

@@ -16,6 +16,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -38,9 +39,9 @@ from kvp.data.tasks import build_samples, find_task
 from kvp.hf.attention import use_kvp_attention
 from kvp.hf.contexts import context_of, load_context
 from kvp.hf.prefill import prefill
-from kvp.hf.shrink import Choice, gather, score_and_select
+from kvp.hf.shrink import gather
 from kvp.names import split_list
-from kvp.ranking import Protection
+from kvp.ranking import Choice, Protection, score_and_select
 from kvp.scoring import label_of
 from kvp.vllm.plugin import configured_method
 
@@ -108,7 +109,7 @@ class Both:
         with use_kvp_attention(self.model):
             seen = prefill(self.model, feed, scorer.needs, tokenizer=self.tokenizer)
         made = {}
-        for number, kept in score_and_select(seen, scorer, choices):
+        for number, kept in score_and_select(partial(seen.views, scorer.needs), scorer, choices):
             made[number] = context_of(
                 gather(seen, kept), self.model, self.tokenizer, ids,
                 policy=label_of(scorer), budget=budgets[number],

@@ -13,7 +13,7 @@ from reference.inputs import SHAPES, constant, draw
 from reference.methods import GOLDEN, NOT_COMPUTED
 from reference.ranking import FORCED, kept, order, protected, tied, undecided
 
-from kvp.ranking import UNPROTECTED, Protection, rank_tokens, select_tokens
+from kvp.ranking import UNPROTECTED, Protection, Selection, rank_tokens
 from policies.registry import SCORERS, make_scorer
 
 DEFAULT = Protection(sinks=4, recents=16)
@@ -45,7 +45,7 @@ def compare(golden, inputs, *, ties=True):
             if not ties:
                 decided &= ~tied(expected, budget)
             mask = np.zeros(truth.shape, bool)
-            np.put_along_axis(mask, select_tokens(scores, budget, protection).numpy(), True, -1)
+            np.put_along_axis(mask, Selection(scores, protection).tokens(budget).numpy(), True, -1)
             same = (mask == kept(expected, budget)).all(axis=-1)
             assert same[decided].all(), (golden.spec, tokens, budget, protection)
             compared, total = compared + int(decided.sum()), total + decided.size

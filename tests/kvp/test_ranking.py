@@ -21,7 +21,6 @@ from kvp.ranking import (
     kept_tokens,
     pooled_scores,
     rank_tokens,
-    select_tokens,
 )
 from policies import make_allocator
 
@@ -163,9 +162,9 @@ def test_a_context_shorter_than_a_block_has_none():
 def test_one_call_selects_for_many_prompts_where_there_is_no_allocator():
     scores = torch.rand(3, 2, 4, 9, generator=torch.Generator().manual_seed(0))
     protection = Protection(sinks=1, recents=2)
-    together = select_tokens(scores, 5, protection)
+    together = Selection(scores, protection).tokens(5)
     assert together.shape == (3, 2, 4, 5)
-    assert torch.equal(together[:, 1], select_tokens(scores[:, 1], 5, protection))
+    assert torch.equal(together[:, 1], Selection(scores[:, 1], protection).tokens(5))
 
 
 @pytest.mark.parametrize(

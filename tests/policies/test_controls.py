@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvp.ranking import rank_tokens, select_tokens
+from kvp.ranking import UNPROTECTED, Selection, rank_tokens
 from policies.controls import Random, RandomPerLayer, RandomPinned
 
 
@@ -54,7 +54,7 @@ def test_the_question_comes_first_and_the_rest_is_random(make_view):
         context = [token for token in plain[0, head].tolist() if token < 25]
         assert ranking[0, head, 5:].tolist() == context
     longer = RandomPinned().score(replace(view, question_tokens=20))  # its last tokens stay
-    assert select_tokens(longer, 4)[1, 0].tolist() == [26, 27, 28, 29]
+    assert Selection(longer, UNPROTECTED).tokens(4)[1, 0].tolist() == [26, 27, 28, 29]
 
 
 @pytest.mark.parametrize("question", [0, 30, 99])

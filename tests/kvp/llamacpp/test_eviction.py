@@ -22,7 +22,7 @@ from transformers import (
 from kvp import load_model
 from kvp.data.synthetic.text import prose
 from kvp.errors import ContextError, ModelError, PolicyError, UsageError
-from kvp.ranking import UNPROTECTED, Protection, select_tokens
+from kvp.ranking import UNPROTECTED, Protection, Selection
 from kvp.scoring import Needs
 from policies import load_policy, make_scorer
 
@@ -278,7 +278,8 @@ def test_methods_choose_for_every_head(llama, method):
     scorer = make_scorer(method)
     decoder = Decoder.of(llama)
     views = decoder.views(decoder.read(), scorer.needs, 40, ids, places(130), 130)
-    expected = select_tokens(torch.cat([scorer.score(view) for view in views]), 40, Protection())
+    scores = torch.cat([scorer.score(view) for view in views])
+    expected = Selection(scores, Protection()).tokens(40)
     np.testing.assert_array_equal(shrink(llama, scorer, 40).positions, expected)
 
 
