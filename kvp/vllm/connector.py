@@ -168,7 +168,7 @@ class KvpConnector(KVConnectorBase_V1):
         self._saves.pop(request.request_id, None)
         answer = self._answers.pop(request.request_id, None)
         facts, load = self._requests.pop(request.request_id, (None, None))
-        if facts and load and not load.refused:
+        if answer is None and facts and load and not load.refused:
             answer = {"digest": load.digest, "tokens": facts.tokens, "kept": facts.kept}
         return False, {"kvp_context": answer} if answer else None
 

@@ -122,11 +122,13 @@ def layers_of(config):
     }  # fmt: skip
 
 
-STEP = SimpleNamespace(
-    num_scheduled_tokens={}, scheduled_new_reqs=(),
-    scheduled_cached_reqs=SimpleNamespace(req_ids=(), num_computed_tokens=()),
-)  # fmt: skip
-"""A step of vLLM that computes nothing."""
+def step_of(**tokens):
+    """A step of vLLM that computes so many first tokens of the requests that are named."""
+    return SimpleNamespace(
+        num_scheduled_tokens=tokens, scheduled_new_reqs=[
+            SimpleNamespace(req_id=name, num_computed_tokens=0) for name in tokens
+        ], scheduled_cached_reqs=SimpleNamespace(req_ids=(), num_computed_tokens=()),
+    )  # fmt: skip
 
 
 def asked(ids, **changes):
@@ -146,7 +148,7 @@ def ask(connector, ids, **changes):
     rows, _ = connector.get_num_new_matched_tokens(request, 0)
     blocks = SimpleNamespace(get_block_ids=lambda: ([*range(8)],))
     connector.update_state_after_alloc(request, blocks, rows)
-    work = connector.build_connector_meta(STEP)
+    work = connector.build_connector_meta(step_of())
     return connector.request_finished(request, [])[1], work
 
 
@@ -276,12 +278,13 @@ def test_requests_may_say_anything(changes, made, start, tmp_path):
     assert all(map(str.isprintable, logged))
 
 
-def test_a_misspelt_request_is_told(start, tmp_path):
-    request = asked([*range(40)], kv_transfer_params={"kvp_compres": "9", "kvp_compress": "60%"})
-    (connector := start(tmp_path)[1]).on_new_request(request)
-    step = SimpleNamespace(**vars(STEP) | {"num_scheduled_tokens": {"r": 40}})
-    assert not connector.build_connector_meta(step).saves
-    assert "no 'kvp_compres'" in str(connector.request_finished(request, []))
+def test_a_misspelt_request_is_told(made, start, tmp_path):
+    made[1].write(tmp_path)
+    for ids, others in (([*range(40)], {"kvp_compress": "60%"}), ([*made[1].placeholders, 1], {})):
+        request = asked(ids, kv_transfer_params={"kvp_compres": "9", **others})
+        (connector := start(tmp_path)[1]).on_new_request(request)
+        assert not connector.build_connector_meta(step_of(r=len(ids))).saves
+        assert "no 'kvp_compres'" in str(connector.request_finished(request, []))
 
 
 def test_nothing_is_left_of_a_request_that_is_ended_early(made, start, tmp_path):
@@ -291,12 +294,7 @@ def test_nothing_is_left_of_a_request_that_is_ended_early(made, start, tmp_path)
     for told in ({}, {"digest": "5"}):
         request = asked(context.token_ids.tolist(), kv_transfer_params={"kvp_compress": "60%"})
         connector.on_new_request(request)
-        step = SimpleNamespace(
-            num_scheduled_tokens={"r": 89}, scheduled_new_reqs=[
-                SimpleNamespace(req_id="r", num_computed_tokens=0)
-            ], scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[]),
-        )  # fmt: skip
-        assert len(connector.build_connector_meta(step).saves) == 1
+        assert len(connector.build_connector_meta(step_of(r=89)).saves) == 1
         saved = SimpleNamespace(kv_connector_worker_meta=module.Saved({"r": told} if told else {}))
         connector.update_connector_output(saved)
         expected = {"kvp_context": told} if told else None
