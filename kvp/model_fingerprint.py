@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import isclose
 from typing import Any
@@ -27,13 +27,17 @@ def can_turn(config: Any) -> bool:  # noqa: ANN401 (transformers' of any model, 
 def same_buffers(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
     """Whether two models compute with the same numbers beside weights, as far as both tell.
 
-    Devices differ in the last bits of frequencies; an engine tells no `buffers`.
+    An engine tells no `buffers`.
     """
     there, here = theirs.get("buffers"), ours.get("buffers")
     one, other = (model.get("frequencies") or [] for model in (theirs, ours))
-    alike = len(one) == len(other)
-    close = not (one and other) or (alike and all(map(partial(isclose, rel_tol=1e-5), one, other)))
-    return close and (None in (there, here) or (there == here and alike))
+    same = None in (there, here) or (there == here and len(one) == len(other))
+    return same and (not (one and other) or same_numbers(one, other))
+
+
+def same_numbers(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether `Rope.numbers` are those of one embedding: devices differ in the last bits."""
+    return len(one) == len(other) and all(map(partial(isclose, rel_tol=1e-5), one, other))
 
 
 def rope_facts(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Rotary position embedding as a value, for methods that move queries in position.
+"""Rotary position embedding as a value, for what moves queries or keys in position.
 
 The half-split convention of the Llama family: channel i rotates with channel i + R / 2, where R
 channels rotate and the others pass through. `kvp.hf` reads it off a model; trace stores carry it.
@@ -6,10 +6,13 @@ channels rotate and the others pass through. `kvp.hf` reads it off a model; trac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from kvp.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +23,11 @@ class Rope:
     """[R / 2] float32 radians per position; R <= D channels rotate."""
     scaling: float = 1.0
     """Factor on cosine and sine (YaRN, LongRoPE), 1 otherwise."""
+
+    @property
+    def numbers(self) -> list[float]:
+        """Scaling and frequencies, by which files tell one embedding from another."""
+        return [self.scaling, *self.frequencies.tolist()]
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine [..., R / 2] float32 of positions [...], `scaling` included."""
@@ -61,3 +69,17 @@ class Rope:
         plain = Rope(frequencies=self.frequencies)
         cosine, sine = plain.rotation(torch.tensor(by, device=vectors.device))
         return plain.rotate(vectors.float(), cosine, sine).to(vectors.dtype)
+
+    def check_turned(self, keys: Tensor, token_ids: Sequence[int]) -> None:
+        """Raise UsageError where keys [N, H, D] of a model's first layer do not turn as this does.
+
+        They depend on token and position alone, so a token that comes twice tells: one has to.
+        """
+        places = list(enumerate(token_ids))
+        first = {token: at for at, token in reversed(places)}
+        start, stop = max(((first[t], at) for at, t in places), key=lambda pair: pair[1] - pair[0])
+        if start == stop:
+            raise UsageError("no token comes twice: the text is too short to tell how RoPE turns")
+        early, late = keys[[start, stop]].float().cpu()
+        if (self.shift(early, stop - start) - late).norm() > 0.05 * late.norm():
+            raise UsageError("RoPE does not turn this model's keys by halves: kvp cannot move them")

@@ -7,20 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from gguf import GGUFReader, dequantize
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kvp.artifacts.files import raising_as
 from kvp.errors import KvpError, ModelError
+from kvp.gguf_architectures import LOADED
+from kvp.rope_parameters import rope_of_parameters
 
-KNOWN = "llama", "qwen2", "qwen3"
-"""Architectures whose every field is known here: their layers are alike and see every token."""
 READ = {
     "attention.key_length", "attention.value_length", "rope.dimension_count", "rope.scale_linear",
     "rope.scaling.attn_factor", "rope.scaling.factor", "rope.scaling.finetuned",
@@ -89,7 +87,8 @@ class Metadata:
         rope = plain | dict(*scalings[:1])
         known = kind in ("none", "linear", "yarn") and not LONGROPE & self.vectors.keys()
         if known and len(scalings) < 2 and (scale == 1 or "attention_factor" in rope):
-            unscaled, scaled = (compute_rope(r, self.head_dim)[0] for r in (plain, rope))
+            both = (rope_of_parameters(r, self.head_dim).frequencies for r in (plain, rope))
+            unscaled, scaled = (frequencies.double().numpy() for frequencies in both)
             divided = scaled * freqs if rope["rope_type"] == "llama3" else unscaled
             same = np.allclose(divided, unscaled, rtol=ROUNDING, atol=0)
             complete = 2 * len(scaled) == get("rope.dimension_count", self.head_dim)
@@ -99,26 +98,6 @@ class Metadata:
             f"{self.path}: transformers has no RoPE like that of its rope fields (type {kind}) and "
             "tensors: name the folder that this file was converted from"
         )
-
-
-def compute_rope(rope: Mapping[str, Any], width: int) -> tuple[np.ndarray, float]:
-    """What transformers makes of `rope_parameters`: frequencies [R / 2] of R of `width` channels of
-    keys, and a factor on cosine and sine.
-    """
-    kind = "linear" if rope["rope_type"] == "default" else rope["rope_type"]
-    config: Any = SimpleNamespace(
-        rope_parameters={"rope_theta": 1e4, "factor": 1.0, **rope}, head_dim=width,
-        hidden_size=width, num_attention_heads=1, standardize_rope_params=lambda: None,
-    )  # fmt: skip
-    turns, scaling = ROPE_INIT_FUNCTIONS[kind](config)
-    return turns.double().numpy(), scaling
-
-
-def same_rope(ours: Mapping[str, Any], theirs: Mapping[str, Any], width: int) -> bool:
-    """Whether two `rope_parameters` turn keys of `width` channels alike."""
-    (turns, scaling), (others, factor) = compute_rope(ours, width), compute_rope(theirs, width)
-    same = len(turns) == len(others) and math.isclose(scaling, factor, rel_tol=ROUNDING)
-    return same and np.allclose(turns, others, rtol=ROUNDING, atol=0)
 
 
 def read_metadata(path: Path | str, error: type[KvpError]) -> Metadata:
@@ -161,13 +140,13 @@ def _read(path: str, _: int) -> Metadata:
 
 def complete_config(config: PreTrainedConfig, path: str) -> None:
     """Put into `config` what transformers' reader left out of a file; ModelError for what it does
-    not compute, and an architecture that is not `KNOWN`.
+    not compute, and an architecture that is not `LOADED`.
     """
     file = read_metadata(path, ModelError)
     fields, name = file.fields, file.architecture
-    if name not in KNOWN:
+    if name not in LOADED:
         raise ModelError(
-            f"{path} is of architecture {name:.80}, kvp loads files of {', '.join(KNOWN)}: name "
+            f"{path} is of architecture {name:.80}, kvp loads files of {', '.join(LOADED)}: name "
             "the folder that this file was converted from"
         )
     theirs: Any = GGUF_CONFIG_MAPPING[name]

@@ -65,7 +65,7 @@ def describe_model(model: PreTrainedModel) -> dict[str, Any]:
         with restore_rope(model), suppress(ModelError):
             rotary.cosine_and_sine(torch.tensor([[0]], device=model.device))
             rope = rotary.read_rope()
-            known["frequencies"] = [rope.scaling, *rope.frequencies.tolist()]
+            known["frequencies"] = rope.numbers
     dtype = str(model.dtype).removeprefix("torch.")
     return {"id": model_name(model) or type(model).__name__, "dtype": dtype, **known}
 

@@ -31,14 +31,13 @@ from torch import Tensor
 
 from kvp.errors import ContextError, ModelError, UsageError
 from kvp.geometry import Geometry
+from kvp.gguf_architectures import ARCHITECTURES
 from kvp.llamacpp.state import Rows, SequenceState
 from kvp.rope import Rope
 from kvp.scoring import ALL_QUERIES, Needs, View
 
 HADAMARD_CHANNELS = 64
 """Channels that a quantised cache turns together are a power of two times this."""
-NEIGHBOURS = ("command-r", "cohere2", "glm4", "chatglm", "ernie4_5", "ernie4_5-moe")
-"""Architectures whose channels transformers, too, turns in pairs 2i and 2i + 1."""
 FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 LARGEST_ERROR = 0.3
 """Largest relative difference between a quantised cache and float16 (4 bits: about 0.1)."""
@@ -51,7 +50,7 @@ class Decoder:
     llama: Llama
     geometry: Geometry
     interleaved: bool
-    """True where a file's RoPE pairs channels 2i and 2i + 1, and transformers' i and i + D / 2."""
+    """As of `Architecture`."""
 
     @classmethod
     def of(cls, llama: Llama) -> Decoder:
@@ -80,7 +79,8 @@ class Decoder:
             kv_heads=llama_cpp.llama_model_n_head_kv(model),
             head_dim=int(metadata.get(f"{name}.attention.key_length", width)),
         )
-        return cls(llama, geometry, pairs[rope] and name not in NEIGHBOURS)
+        reordered = name not in ARCHITECTURES or ARCHITECTURES[name].interleaved
+        return cls(llama, geometry, interleaved=pairs[rope] and reordered)
 
     def read(self) -> SequenceState:
         """The cells of sequence 0. Raises ContextError where they are not this model's."""
@@ -104,7 +104,7 @@ class Decoder:
         if wanted == ALL_QUERIES or others != Needs():
             raise UsageError(
                 "in llama.cpp a method can read keys, values, positions and the last queries: "
-                "use a policy, keydiff, knorm, lagkv, streaming_llm, snapkv or tova"
+                "take a policy, or a method such as keydiff or snapkv"
             )
         queries = self._queries(state, min(wanted, unbroken), tokens)
         kept_positions = torch.from_numpy(positions)

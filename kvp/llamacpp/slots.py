@@ -28,15 +28,15 @@ from kvp.contexts import Context
 from kvp.engines import EQUAL_COUNTS, LLAMA_CPP, Engine
 from kvp.errors import ContextError
 from kvp.geometry import Geometry
-from kvp.hf.gguf_files import Metadata, read_metadata, same_rope
+from kvp.gguf_architectures import ARCHITECTURES, WITH_SLOTS
+from kvp.hf.gguf_files import Metadata, read_metadata
 from kvp.llamacpp.state import Rows, SequenceState
-from kvp.model_fingerprint import norms_digest
+from kvp.model_fingerprint import norms_digest, same_numbers
+from kvp.rope_parameters import rope_of_parameters
 
 VERSION = 4
 """Version of a slot file: llama.cpp's `LLAMA_STATE_SEQ_VERSION`."""
 SUFFIX = ".slot"
-INTERLEAVED = {"llama": True, "qwen2": False}
-"""Architectures of GGUF files, and whether RoPE pairs channels 2i and 2i + 1 in them."""
 
 
 class LlamaServer(Engine):
@@ -59,17 +59,17 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
     """Write `context` as a slot file into `folder`, for a server of the model `gguf`; its path.
 
     Its name is the context's and `.slot`. Needs the package `gguf`, not llama.cpp. Raises
-    ContextError where the file is of another architecture than `INTERLEAVED` has, or of another
-    model than made the context: geometry, vocabulary, RoPE or norms; where its keys or values are
-    no float16 numbers, or its heads keep different numbers of tokens; and where the file cannot be
-    written. ModelError as `Metadata.rope`.
+    ContextError as `read_gguf`, where the file is of another model than made the context (geometry,
+    vocabulary, RoPE or norms), where keys or values are no float16 numbers or heads keep different
+    numbers of tokens, and where the slot cannot be written. ModelError as `Metadata.rope`.
     """
     facts, file = context.facts, read_gguf(gguf)
     if facts.counts is not None:
         raise ContextError(f"{LLAMA_CPP.name} {EQUAL_COUNTS}")
     ours = Geometry.from_dict(facts.geometry), facts.vocabulary, facts.model["norms"], facts.rope
     with raising_as(gguf, ContextError):
-        same = same_rope(facts.rope, file.rope, file.head_dim)
+        made, read = (rope_of_parameters(rope, file.head_dim) for rope in (facts.rope, file.rope))
+        same = same_numbers(made.numbers, read.numbers)
         theirs = *_read_facts(file), facts.rope if same else file.rope
     names = "geometry", "vocabulary", "norms", "RoPE"
     for name, wanted, there in zip(names, ours, theirs, strict=True):
@@ -77,9 +77,10 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
             raise ContextError(
                 f"{gguf} is of another model than this context: {name} {there}, not {wanted}"
             )
+    interleaved = ARCHITECTURES[file.architecture].interleaved
     state = SequenceState(
         sequence=0, streams=1, stream=0, positions=np.arange(facts.kept, dtype=np.int32),
-        keys=tuple(_float16_rows(keys, INTERLEAVED[file.architecture]) for keys in context.keys),
+        keys=tuple(_float16_rows(keys, interleaved) for keys in context.keys),
         values=tuple(_float16_rows(values, False) for values in context.values),
     )  # fmt: skip
     data = state.write()
@@ -100,8 +101,8 @@ def read_gguf(gguf: Path | str) -> Metadata:
     Raises ContextError where it cannot be read, or is of an architecture without slots.
     """
     file = read_metadata(gguf, ContextError)
-    if (name := file.architecture) not in INTERLEAVED:
-        known = ", ".join(INTERLEAVED)
+    if (name := file.architecture) not in WITH_SLOTS:
+        known = ", ".join(WITH_SLOTS)
         raise ContextError(f"{gguf} is of architecture {name:.80}: kvp writes slots for {known}")
     return file
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kvp.contexts import BLOCK
 from kvp.errors import UsageError
@@ -19,6 +17,7 @@ from kvp.geometry import Geometry, check_geometry
 from kvp.model_fingerprint import can_turn, is_norm, norms_digest, rope_facts
 from kvp.ranking import Allocator
 from kvp.rope import Rope
+from kvp.rope_parameters import rope_of_parameters
 from kvp.scoring import Needs, Scorer
 from kvp.vllm.plugin import configured_method, holds_uneven
 
@@ -53,7 +52,7 @@ class EngineModel:
         self._config = model = vllm_config.model_config
         self.uneven = holds_uneven(vllm_config)
         block_size = vllm_config.cache_config.block_size
-        self._text = text = model.hf_text_config
+        text = model.hf_text_config
         refusals = (
             (vllm_config.kv_transfer_config.kv_load_failure_policy != "fail",
              "kv_load_failure_policy must be fail: recompute would compute placeholders"),
@@ -110,8 +109,7 @@ class EngineModel:
         """What `ContextFacts` say of the engine's model, whose merged weights have no digest."""
         model = {
             "id": Path(self._config.model).name, "weights": None, "norms": self.norms,
-            "dtype": self.dtype,
-            "frequencies": [self.rope.scaling, *self.rope.frequencies.tolist()],
+            "dtype": self.dtype, "frequencies": self.rope.numbers,
         }  # fmt: skip
         return {"model": model, "geometry": self.geometry.to_dict(),
                 "vocabulary": self.vocabulary, "rope": self.rope_facts}  # fmt: skip
@@ -119,26 +117,7 @@ class EngineModel:
     @cached_property
     def rope(self) -> Rope:
         """Frequencies of the model's keys."""
-        if (kind := self.rope_facts["rope_type"]) != "default":
-            frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](self._text, "cpu")
-            return Rope(frequencies=frequencies.float(), scaling=float(scaling))
-        width = int(self.geometry.head_dim * self.rope_facts.get("partial_rotary_factor", 1.0))
-        steps = torch.arange(0, width, 2, dtype=torch.int64).float() / width
-        return Rope(frequencies=1.0 / self.rope_facts.get("rope_theta", 1e4) ** steps)
-
-    def check_turned(self, keys: Tensor, token_ids: Sequence[int]) -> None:
-        """Raise UsageError where keys [N, H, D] of the first layer do not turn as `rope` does.
-
-        They depend on token and position alone, so a token that comes twice tells: one has to.
-        """
-        places = list(enumerate(token_ids))
-        first = {token: at for at, token in reversed(places)}
-        start, stop = max(((first[t], at) for at, t in places), key=lambda pair: pair[1] - pair[0])
-        if start == stop:
-            raise UsageError("no token comes twice: the text is too short to tell how RoPE turns")
-        early, late = keys[[start, stop]].float().cpu()
-        if (self.rope.shift(early, stop - start) - late).norm() > 0.05 * late.norm():
-            raise UsageError("RoPE does not turn this model's keys by halves: kvp cannot move them")
+        return rope_of_parameters(self.rope_facts, self.geometry.head_dim)
 
 
 class BlockLayout:

@@ -201,10 +201,10 @@ class Worker:
         return {**answer, "placeholders": context.placeholders}
 
     def _views(self, save: Save, budget: int) -> Iterator[View]:
-        """A view of every layer of a prompt; UsageError as `EngineModel.check_turned`."""
+        """A view of every layer of a prompt; UsageError as `Rope.check_turned`."""
         for index, (keys, values) in enumerate(self._prompt(save)):
             if index == 0:
-                self._model.check_turned(keys.transpose(0, 1), save.token_ids)
+                self._model.rope.check_turned(keys.transpose(0, 1), save.token_ids)
             positions = torch.arange(keys.shape[1], device=keys.device)[None]
             yield View(
                 layer=index, keys=keys[None], values=values[None], positions=positions,
