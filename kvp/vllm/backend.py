@@ -1,15 +1,20 @@
 """A stock attention backend of vLLM, also over contexts whose heads keep different numbers of rows.
 
-In vLLM's layout BLHNC a block holds the rows of all layers and KV heads side by side: with block
-size N it is L * H *head blocks* of N rows. Seen so, the cache of all layers is one paged cache of a
-single KV head (`HeadPool`). A context of counts [L, H] takes as few whole blocks as its rows need,
-and its heads share their head blocks in (layer, head) order; the tokens after it lie where vLLM
-puts them, head h of layer l of block b in head block (b, l, h), so that vLLM's scheduler, prefix
-cache and writer see ordinary blocks.
+In vLLM's layout BLHNC a block holds N rows of each of L layers and H KV heads side by side: it is
+L * H *head blocks*. Seen so, the cache of all layers is one paged cache of a single KV head
+(`HeadPool`). The heads of a context fill their head blocks one after another, in as few whole
+blocks as all need together. Tokens after it lie where vLLM puts them, so that vLLM's scheduler,
+prefix cache and writer see ordinary blocks. Two layers of two heads, say: a context has blocks 7
+and 5, and its heads a, b, c and d have 1, 3, 2 and 2 head blocks of it. The next token is in block
+6, and the block table of head b is 29, 30, 31, 25.
+
+    block                 7                 5                 6
+    head block      28 29 30 31       20 21 22 23       24 25 26 27
+    rows of head     a  b  b  b        c  c  d  d        a  b  c  d
 
 Attention of such a request runs head by head: every (request, KV head) is a sequence with a block
-table and a length of its own for a *twin* of the stock implementation, which has one KV head. All
-other requests go the stock way, and so does a server whose connector holds equal counts alone.
+table and a length of its own for a second instance of the stock implementation, of a single head.
+All other requests go the stock way, and so does a server whose connector holds equal counts alone.
 Block tables per head are those of KV-Compress (Rehg 2024, arXiv 2410.00161), the layout that of
 vLLM's RFC 42082. Tables are made on the cache's device, and nothing of it is read back.
 """
@@ -72,7 +77,7 @@ class HeadPool:
 
 
 @dataclass(frozen=True)
-class Running:
+class UnevenRequest:
     """One request on a context of uneven counts, in one step."""
 
     kept: int
@@ -87,11 +92,11 @@ class Running:
     """Tokens of the request when the step is over, placeholders included."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Step:
     """What the connector says of the step that runs."""
 
-    requests: Sequence[Running]
+    requests: Sequence[UnevenRequest]
     pool: HeadPool
 
     @cached_property
@@ -121,61 +126,54 @@ class HeadSequences:
 
     pool: HeadPool
     layers: Sequence[Any]
-    """Per layer, the stock backend's metadata of C * H sequences."""
+    """Per layer, the metadata of C * H sequences for a single head."""
     order: Tensor | None
     """[T * H] where the tokens of the sequences stand in queries [T * H, G, D]; None: in order."""
     alone: bool
     """True where the step computes no other requests."""
 
     @classmethod
-    def of(cls, step: Step, common: CommonAttentionMetadata, twin: Any) -> HeadSequences:
-        """The head sequences of the requests of `step`.
+    def of(cls, step: Step, common: CommonAttentionMetadata, builder: Any) -> HeadSequences:
+        """The head sequences of the requests of `step`, in the order of the batch.
 
-        `common` is vLLM's metadata of the batch, and `twin` makes that of one KV head.
+        `common` is vLLM's metadata of the batch, and `builder` makes that of a single head.
         """
-        pool, device = step.pool, common.block_table_tensor.device
-        heads = pool.heads
-        requests, every = len(step.requests), common.num_reqs
-        facts = [(request.block, request.kept) for request in step.requests]
-        firsts, kept = torch.tensor(facts).to(device).T  # [C] in the order of the step
-        same = common.block_table_tensor[:every, :1] == firsts  # [R, C]
-        chosen = (~same.any(1)).int().argsort(stable=True)[:requests]  # in the order of the batch
-        which = same[chosen].int().argmax(1)
-        kept, counts = kept[which], step.counts.to(device)[which]
+        pool, heads, requests = step.pool, step.pool.heads, len(step.requests)
+        chosen, kept, counts = _find_requests(step, common)
         stop = max(request.stop for request in step.requests)
         used, width = (-(-rows // pool.block_size) for rows in (stop, step.longest))
-        blocks = common.block_table_tensor[:every, :used][chosen]
+        blocks = common.block_table_tensor[chosen, :used]
         table = head_tables(blocks, counts, kept // pool.block_size, width)
         after = common.seq_lens[chosen] - kept  # [C] tokens after the context
         lengths = counts * pool.block_size + after[:, None, None]  # [C, L, H]
         lengths = lengths.transpose(0, 1).flatten(1).int().contiguous()  # [L, C * H]
         starts = common.query_start_loc[chosen].long()
         tokens = (common.query_start_loc[chosen + 1] - starts).repeat_interleave(heads)
-        bounds = torch.zeros(requests * heads + 1, dtype=torch.int32, device=device)
+        bounds = torch.zeros(requests * heads + 1, dtype=torch.int32, device=tokens.device)
         bounds[1:] = tokens.cumsum(0)
-        computed = sum(request.tokens for request in step.requests)
+        computed = sum(request.tokens for request in step.requests) * heads
         longest_query = max(request.tokens for request in step.requests)
-        common = replace(
-            common, num_reqs=requests * heads, num_actual_tokens=computed * heads,
-            max_query_len=longest_query, max_seq_len=step.longest,
-            query_start_loc=bounds, query_start_loc_cpu=bounds, _num_computed_tokens_cache=None,
-        )  # fmt: skip
-        layers = [
-            twin.build(0, replace(common, seq_lens=lengths[layer], block_table_tensor=table[layer]))
-            for layer in range(pool.layers)
-        ]
-        alone, order = requests == every, None
+        alone, order = requests == common.num_reqs, None
         if not alone or longest_query > 1:
-            places = torch.arange(computed * heads, device=device)
+            places = torch.arange(computed, device=bounds.device)
             sequence = torch.searchsorted(bounds[1:], places, right=True)
             token = starts[sequence // heads] + places - bounds[sequence]
             order = token * heads + sequence % heads
-        return cls(pool, layers, order, alone)
+        common = replace(
+            common, num_reqs=requests * heads, num_actual_tokens=computed,
+            max_query_len=longest_query, max_seq_len=step.longest,
+            query_start_loc=bounds, query_start_loc_cpu=bounds, _num_computed_tokens_cache=None,
+        )  # fmt: skip
+        per_layer = [
+            replace(common, seq_lens=lengths[layer], block_table_tensor=table[layer])
+            for layer in range(pool.layers)
+        ]
+        return cls(pool, [builder.build(0, layer) for layer in per_layer], order, alone)
 
     def attend(self, layer_cache: Tensor, run: Any, query: Tensor, output: Tensor) -> None:
         """Write what the sequences' queries attend to into `output`, both [T * H, G, D].
 
-        `run` calls the twin with queries, the pool's cache, metadata and output.
+        `run` attends with a single head: queries, the pool's cache, metadata and output.
         """
         metadata = self.layers[self.pool.layer(layer_cache)]
         if self.order is None:
@@ -185,6 +183,19 @@ class HeadSequences:
         made = torch.empty_like(queries)
         run(queries, self.pool.cache, metadata, made)
         output[self.order] = made
+
+
+def _find_requests(step: Step, common: CommonAttentionMetadata) -> tuple[Tensor, Tensor, Tensor]:
+    """Numbers [C] in the batch of the requests of `step`, ascending, with their placeholders [C]
+    and head blocks [C, L, H].
+    """
+    table = common.block_table_tensor
+    facts = [(request.block, request.kept) for request in step.requests]
+    firsts, kept = torch.tensor(facts).to(table.device).T  # [C] in the order of the step
+    same = table[: common.num_reqs, :1] == firsts  # [R, C]
+    chosen = (~same.any(1)).int().argsort(stable=True)[: len(facts)]
+    which = same[chosen].int().argmax(1)
+    return chosen, kept[which], step.counts.to(table.device)[which]
 
 
 def head_tables(blocks: Tensor, counts: Tensor, own: Tensor, width: int) -> Tensor:
@@ -211,12 +222,12 @@ class _Builder:
     """Metadata of a step, and what a step of contexts needs beside it."""
 
     stock: ClassVar[Any]
-    one_head: ClassVar[Callable[[Any, int], None]]
+    narrow: ClassVar[Callable[[Any, int], None]]
 
     def __init__(self, kv_cache_spec: Any, *args: Any) -> None:
         super().__init__(kv_cache_spec, *args)  # type: ignore[call-arg]
-        self.twin = self.stock(replace(kv_cache_spec, num_kv_heads=1), *args)
-        type(self).one_head(self.twin, kv_cache_spec.num_kv_heads)
+        self.single_head = self.stock(replace(kv_cache_spec, num_kv_heads=1), *args)
+        type(self).narrow(self.single_head, kv_cache_spec.num_kv_heads)
 
     @classmethod
     def get_cudagraph_support(cls, *_: object) -> AttentionCGSupport:
@@ -228,14 +239,15 @@ class _Builder:
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **options: Any
     ) -> Any:
-        """The stock metadata, with what `HeadSequences.of` needs of it."""
+        """The stock metadata, with `HeadSequences.of` the step that is known later."""
         made = super().build(common_prefix_len, common_attn_metadata, *args, **options)  # type: ignore[misc]
-        made.kvp_common, made.kvp_twin, made.kvp_sequences = common_attn_metadata, self.twin, None
+        make = partial(HeadSequences.of, common=common_attn_metadata, builder=self.single_head)
+        made.kvp_sequences = cache(make)  # all layers have the same
         return made
 
 
 class _Impl:
-    """The stock attention, and its twin for requests on contexts."""
+    """The stock attention, and one of a single head for requests on contexts."""
 
     stock: ClassVar[Any]
     num_kv_heads: int
@@ -250,58 +262,52 @@ class _Impl:
         super().__init__(num_heads, *sizes, num_kv_heads, alibi_slopes, *args, **options)  # type: ignore[call-arg]
         if alibi_slopes is not None or options.get("sinks") is not None:
             raise UsageError("models with ALiBi or attention sinks hold no uneven counts")
-        self.twin = self.stock(num_heads // num_kv_heads, *sizes, 1, None, *args, **options)
+        self.single_head = self.stock(num_heads // num_kv_heads, *sizes, 1, None, *args, **options)
 
     def forward(
         self, layer: object, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor,
         attn_metadata: Any, output: Tensor, *args: Any, **options: Any,
     ) -> Tensor:  # fmt: skip
         """Attention of [T, Q, D] queries, as the stock one."""
-        metadata, sequences = attn_metadata, None
-        if metadata is not None and _step is not None:
-            if metadata.kvp_sequences is None:  # the first layer of the step
-                common, twin = metadata.kvp_common, metadata.kvp_twin
-                metadata.kvp_sequences = HeadSequences.of(_step, common, twin)
-            sequences = metadata.kvp_sequences
+        none_here = attn_metadata is None or _step is None
+        sequences = None if none_here else attn_metadata.kvp_sequences(_step)
         if sequences is None or not sequences.alone:  # of all requests; those on contexts again
             super().forward(  # type: ignore[misc]
-                layer, query, key, value, kv_cache, metadata, output, *args, **options
+                layer, query, key, value, kv_cache, attn_metadata, output, *args, **options
             )
         if sequences is not None:
-            tokens = metadata.num_actual_tokens
+            tokens = attn_metadata.num_actual_tokens
             shape = tokens * self.num_kv_heads, self.num_queries_per_kv, self.head_size
-            run = partial(self._attend_twin, layer, *args, **options)
+
+            def run(queries: Tensor, pages: Tensor, metadata: object, made: Tensor) -> None:
+                cached = (None, None, pages)  # no new keys and values
+                self.single_head.forward(layer, queries, *cached, metadata, made, *args, **options)
+
             made = output[:tokens].view(shape)
             sequences.attend(kv_cache, run, query[:tokens].reshape(shape), made)
         return output
 
-    def _attend_twin(
-        self, layer: object, query: Tensor, cache: Tensor, metadata: object, output: Tensor,
-        *args: Any, **options: Any,
-    ) -> None:  # fmt: skip
-        self.twin.forward(layer, query, None, None, cache, metadata, output, *args, **options)
+
+def _narrow_cpu(builder: Any, heads: int) -> None:
+    builder.num_heads //= heads
 
 
-def _cpu(twin: Any, heads: int) -> None:
-    twin.num_heads //= heads
+def _narrow_flash(builder: Any, heads: int) -> None:
+    builder.num_heads_q //= heads
+    builder.use_full_cuda_graph = False  # its buffer holds one sequence of every request
 
 
-def _flash(twin: Any, heads: int) -> None:
-    twin.num_heads_q //= heads
-    twin.use_full_cuda_graph = False  # its buffer holds one sequence of every request
-
-
-def _triton(twin: Any, heads: int) -> None:
-    twin.num_heads_q, twin.num_heads_kv = twin.num_heads_q // heads, 1
-    twin.seq_threshold_3D *= heads  # of sequences, where it was of requests
+def _narrow_triton(builder: Any, heads: int) -> None:
+    builder.num_heads_q, builder.num_heads_kv = builder.num_heads_q // heads, 1
+    builder.seq_threshold_3D *= heads  # of sequences, where it was of requests
     for name in ("softmax_segm_output", "softmax_segm_max", "softmax_segm_expsum"):
-        scratch = getattr(twin, name)
+        scratch = getattr(builder, name)
         shape = scratch.shape[0] * heads, scratch.shape[1] // heads, *scratch.shape[2:]
-        setattr(twin, name, scratch.view(shape))
+        setattr(builder, name, scratch.view(shape))
 
 
-_ONE_HEAD = {"CPU_ATTN": _cpu, "FLASH_ATTN": _flash, "TRITON_ATTN": _triton}
-"""Sets the head count to 1 in a twin's metadata builder, which reads it from the model."""
+_NARROW = {"CPU_ATTN": _narrow_cpu, "FLASH_ATTN": _narrow_flash, "TRITON_ATTN": _narrow_triton}
+"""Set the head count of a metadata builder to 1, which builders read from the model."""
 
 
 def _supported_kv_cache_layouts(_: object) -> Any:
@@ -311,10 +317,10 @@ def _supported_kv_cache_layouts(_: object) -> Any:
 
 
 @cache
-def add_twin(stock: type[AttentionBackend]) -> type[AttentionBackend]:
+def extend_backend(stock: type[AttentionBackend]) -> type[AttentionBackend]:
     """The backend `stock` of the same name, also over contexts of uneven counts."""
     impl, builder = stock.get_impl_cls(), stock.get_builder_cls()
-    fields = {"stock": builder, "one_head": staticmethod(_ONE_HEAD[stock.get_name()])}
+    fields = {"stock": builder, "narrow": staticmethod(_NARROW[stock.get_name()])}
     ours: Any = type(impl.__name__, (_Impl, impl), {"stock": impl})
     builds: Any = type(builder.__name__, (_Builder, builder), fields)
     methods = {
@@ -326,7 +332,7 @@ def add_twin(stock: type[AttentionBackend]) -> type[AttentionBackend]:
 
 
 def __getattr__(name: str) -> Any:
-    """The backend that vLLM calls `name`, with a twin where the configuration needs one."""
+    """The backend that vLLM calls `name`, extended where the configuration holds uneven counts."""
     if name not in BACKENDS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vllm.config import get_current_vllm_config_or_none
@@ -335,4 +341,4 @@ def __getattr__(name: str) -> Any:
 
     stock = resolve_obj_by_qualname(AttentionBackendEnum[name].value)
     config = get_current_vllm_config_or_none()
-    return add_twin(stock) if config is not None and holds_uneven(config) else stock
+    return extend_backend(stock) if config is not None and holds_uneven(config) else stock

@@ -35,7 +35,7 @@ from vllm.version import __version__
 from kvp.contexts import BLOCK, SUFFIX, ContextFacts, read_facts
 from kvp.errors import ContextError, one_line
 from kvp.placeholders import read_placeholders
-from kvp.vllm.backend import Running, set_step
+from kvp.vllm.backend import UnevenRequest, set_step
 from kvp.vllm.engine import EngineModel
 from kvp.vllm.plugin import LAYOUT, holds_uneven, settings_of
 from kvp.vllm.worker import Load, Save, Saved, Work, Worker, logger
@@ -152,7 +152,8 @@ class KvpConnector(KVConnectorBase_V1):
                 self._answers[name] = {}
             if facts and facts.counts and load and not load.refused:
                 (blocks,) = self._kv_cache_manager.get_block_ids(name)
-                work.running.append(Running(facts.kept, facts.counts, blocks[0], tokens, stop))
+                request = UnevenRequest(facts.kept, facts.counts, blocks[0], tokens, stop)
+                work.uneven.append(request)
         return work
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:

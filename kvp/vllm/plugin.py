@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvp.scoring import Scorer
 
 BACKENDS = ("CPU_ATTN", "TRITON_ATTN", "FLASH_ATTN")
-"""vLLM's names of those that have a twin; only the first was run in an engine."""
+"""vLLM's names of those that kvp extends; only the first was run in an engine."""
 LAYOUT = "BLHNC"
 """vLLM's name of the order of a cache in which a block holds all layers and heads of its tokens."""
 SETTINGS = {"contexts": (str, Path), "policy": (str,), "uneven": (bool,), "memory_gb": (float, int)}

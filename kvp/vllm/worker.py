@@ -23,7 +23,7 @@ from kvp.errors import ContextError, KvpError, UsageError, one_line
 from kvp.lru_cache import LruCache
 from kvp.ranking import EMPTY_SLOT, Choice, Protection, score_and_select
 from kvp.scoring import View, label_of
-from kvp.vllm.backend import HeadPool, Running, Step, set_step
+from kvp.vllm.backend import HeadPool, Step, UnevenRequest, set_step
 from kvp.vllm.engine import BlockLayout, EngineModel, policy_of
 from kvp.vllm.plugin import BACKENDS, settings_of
 
@@ -63,7 +63,7 @@ class Work(KVConnectorMetadata):
 
     loads: list[Load] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
-    running: list[Running] = field(default_factory=list)
+    uneven: list[UnevenRequest] = field(default_factory=list)
     """Requests of the step whose contexts have uneven counts."""
 
 
@@ -109,7 +109,7 @@ class Worker:
         config = self._config.compilation_config.static_forward_context
         caches = [*kv_caches.values()]
         pool = HeadPool.of(caches[0])
-        ours = all(hasattr(config[name].impl, "twin") for name in kv_caches)
+        ours = all(hasattr(config[name].impl, "single_head") for name in kv_caches)
         layers = sorted(map(pool.layer, caches)) == [*range(self._model.geometry.layers)]
         if not ours or not layers or pool.layers != len(caches):
             raise ValueError(
@@ -120,7 +120,7 @@ class Worker:
 
     def begin_step(self, work: Work) -> None:
         """Tell attention which requests of the coming step are on contexts of uneven counts."""
-        set_step(Step(work.running, self._pool) if work.running and self._pool else None)
+        set_step(Step(work.uneven, self._pool) if work.uneven and self._pool else None)
 
     def load(self, work: Work, layers: Mapping[str, Any]) -> None:
         """Write the rows of all loads of this step into the blocks of every attention layer."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvp.errors import UsageError
-from kvp.vllm.backend import HeadPool, Running, Step, add_twin, head_tables, set_step
+from kvp.vllm.backend import HeadPool, Step, UnevenRequest, extend_backend, head_tables, set_step
 from kvp.vllm.plugin import holds_uneven
 
 LAYERS, HEADS, GROUP, WIDTH, BLOCK = 3, 2, 2, 32, 16
@@ -111,7 +111,7 @@ class Batch:
         self.pages = torch.full((total, LAYERS, HEADS, BLOCK, 2 * WIDTH), torch.nan)
         self.pool = HeadPool.of(self.cache(0))
         free, shared = torch.randperm(total - 1).add(1).tolist(), {}
-        self.running, self.rows, tables, lengths = [], [], [], []
+        self.uneven, self.rows, tables, lengths = [], [], [], []
         for context, after, computed in requests:
             kept = BLOCK * BLOCKS.get(context, 0)
             if context not in shared:
@@ -134,7 +134,7 @@ class Batch:
                 self.pool.cache[slots // BLOCK, 0, slots % BLOCK] = packed
                 parts = iter(packed.split([count for layer in counts for count in layer]))
                 rows = [[torch.cat([next(parts), row]) for row in layer] for layer in rows]
-                self.running.append(Running(kept, counts, blocks[0], computed, stop))
+                self.uneven.append(UnevenRequest(kept, counts, blocks[0], computed, stop))
             self.rows.append(rows)
             tables.append([*blocks, *[0] * (40 - len(blocks))])
             lengths.append(stop)
@@ -161,7 +161,7 @@ class Batch:
 @pytest.fixture
 def attention():
     """A builder and an implementation of the backend."""
-    backend = add_twin(Stock)
+    backend = extend_backend(Stock)
     builder = backend.get_builder_cls()(Spec(HEADS), [], None, None)
     yield builder, backend.get_impl_cls()(GROUP * HEADS, WIDTH, SCALE, HEADS, None)
     set_step(None)
@@ -176,7 +176,7 @@ def check_step(requests, builder, impl, layer=None):
     """Attention of a step in every layer, through a backend's builder and implementation."""
     torch.manual_seed(0)
     batch = Batch(requests)
-    set_step(Step(batch.running[::-1], batch.pool) if batch.running else None)  # in no order
+    set_step(Step(batch.uneven[::-1], batch.pool) if batch.uneven else None)  # in no order
     metadata = builder.build(0, batch.common)
     for index in range(LAYERS):
         query = torch.randn(batch.common.num_actual_tokens + 2, HEADS * GROUP, WIDTH)
@@ -190,7 +190,7 @@ def test_passes_between_steps_are_of_no_context(attention):
     builder, impl = attention
     batch = Batch([("a", 3, 1)])
     query = torch.randn(1, HEADS * GROUP, WIDTH)
-    for step, alike in ((Step(batch.running, batch.pool), True), (None, False)):
+    for step, alike in ((Step(batch.uneven, batch.pool), True), (None, False)):
         set_step(step)
         output = torch.zeros_like(query)
         metadata = builder.build(0, batch.common)

@@ -1,7 +1,7 @@
 """vLLM's Triton backend over contexts of uneven counts, in Triton's interpreter.
 
 In an environment with vLLM (`make test-vllm`), in a process of its own: Triton reads its variables
-when it is imported. What it shows is that the twin fits the backend; speed and graphs it does not.
+when it is imported. It shows that a single head fits the backend, not how fast, and no graphs.
 """
 
 import os
@@ -32,7 +32,7 @@ def main():
     from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-    from kvp.vllm.backend import add_twin
+    from kvp.vllm.backend import extend_backend
 
     model = SimpleNamespace(
         get_num_attention_heads=lambda _: GROUP * HEADS, get_num_kv_heads=lambda _: HEADS,
@@ -43,7 +43,7 @@ def main():
     spec = FullAttentionSpec(
         block_size=16, num_kv_heads=HEADS, head_size=WIDTH, dtype=torch.float32
     )
-    backend = add_twin(TritonAttentionBackend)
+    backend = extend_backend(TritonAttentionBackend)
     builder = backend.get_builder_cls()(spec, [], config, torch.device("cpu"))
     impl = backend.get_impl_cls()(GROUP * HEADS, WIDTH, SCALE, HEADS, None, None, "auto")
     one = torch.ones(1)
