@@ -13,9 +13,9 @@ from warnings import catch_warnings
 from eval.compress_config import CompressConfig
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.budgets import parse_budget
+from kvp.contexts import Context
 from kvp.data.rows.files import Tally, files_of, read_rows, read_text
 from kvp.data.rows.values import RowError, text_of
-from kvp.engines import VLLM, Engine
 from kvp.errors import ContextError, KvpError, UsageError
 from kvp.geometry import check_geometry
 from kvp.hf import geometry_of
@@ -36,15 +36,13 @@ def run(config: CompressConfig) -> None:
     name, allocator_spec = config.sides
     ranked_by = load_policy(name) if config.policy else make_scorer(name)
     scorer, allocator = resolve_method(ranked_by, allocator_spec)
-    engine: Engine = VLLM
     if config.gguf:
         require("--gguf", "gguf", "gguf")
-        from kvp.llamacpp.slots import LlamaServer
+        from kvp.llamacpp.slots import read_gguf
 
-        engine = LlamaServer(config.gguf)
-    engine.check(allocator)
-    if engine.model and config.model == type(config).model:
-        config = replace(config, model=engine.model)
+        read_gguf(config.gguf)  # refuses before anything is computed
+        if config.model == type(config).model:
+            config = replace(config, model=config.gguf)
     model_config = load_config(config.model, revision=config.revision)
     check_geometry(scorer, geometry_of(model_config), allocator)
     documents, tokenizer = dict(_documents(config.documents)), load_configured_tokenizer(config)
@@ -63,13 +61,20 @@ def run(config: CompressConfig) -> None:
             file = str(context.write(config.out))
             line = {
                 "document": name, "policy": config.label, "file": file,
-                **engine.write(context, Path(config.out)),
+                **(_write_slot(context, config.gguf, config.out) if config.gguf else {}),
                 "tokens": context.facts.tokens, "kept": context.facts.kept,
                 "placeholders": context.placeholders,
             }  # fmt: skip
             print(json.dumps(line), flush=True)
             progress.advance(note=name)
     say(f"contexts in {config.out}: {len(documents)}")
+
+
+def _write_slot(context: Context, gguf: str, folder: str) -> dict[str, str]:
+    """As `kvp.llamacpp.slots.write_slot`; the file's name by its kind."""
+    from kvp.llamacpp.slots import write_slot
+
+    return {"slot": write_slot(context, gguf, folder).name}
 
 
 def _documents(names: str | Sequence[str]) -> Iterator[tuple[str, Text]]:

