@@ -298,10 +298,7 @@ def _write_state(context: LlamaContext, state: SequenceState) -> None:
 
 def _hadamard_block(width: int, stored: np.ndarray, plain: np.ndarray) -> int:
     """Block size of the Hadamard turn between `stored` and `plain` [N, channels]; 0 for none."""
-    largest = HADAMARD_CHANNELS
-    while width % (2 * largest) == 0:
-        largest *= 2
-    for block in (0, largest):
+    for block in (0, max(HADAMARD_CHANNELS, width & -width)):  # the power of two in it
         back = stored
         if block and stored.shape[1] % block == 0:
             back = _hadamard_transform(torch.from_numpy(stored.copy()), block).numpy()

@@ -48,16 +48,6 @@ class _CellState:
     floor: int
     """Tokens to which it can be cut back: the cells after them hold one token in all heads."""
 
-    def positions_at(self, seen: int) -> np.ndarray:
-        """Positions after `seen` tokens, at least `floor`."""
-        new = self.end + np.arange(max(seen - self.seen, 0))
-        new = np.broadcast_to(new, (*self.positions.shape[:2], len(new)))
-        return np.concatenate([self.positions, new], -1)[..., : self.count_at(seen)]
-
-    def count_at(self, seen: int) -> int:
-        """How many cells there are after `seen` tokens."""
-        return int(self.positions.shape[-1]) + seen - self.seen
-
 
 def _state_of_all(geometry: Geometry, positions: np.ndarray) -> _CellState:
     """All heads hold the tokens at `positions` [N]."""
@@ -90,7 +80,10 @@ class Cells:
         """[L, H, S] int64: which tokens every head keeps, ascending from 0, until `bounded` closes
         gaps; then where they have been moved to.
         """
-        return self.held.positions_at(self.seen)
+        held = self.held
+        new = held.end + np.arange(max(self.seen - held.seen, 0))
+        new = np.broadcast_to(new, (*held.positions.shape[:2], len(new)))
+        return np.concatenate([held.positions, new], -1)[..., : self.kept]
 
     @property
     def end(self) -> int:
@@ -100,7 +93,7 @@ class Cells:
     @property
     def kept(self) -> int:
         """S, tokens that every head keeps."""
-        return self.held.count_at(self.seen)
+        return int(self.held.positions.shape[-1]) + self.seen - self.held.seen
 
     @property
     def nbytes(self) -> int:
@@ -151,7 +144,7 @@ def shrink(
         raise UsageError(f"{scorer.name} reads queries: let llama.eval read the text")
     budgeted = kept_tokens(parse_budget(budget), len(state.positions), protection)
     held, first = _SHRUNK.get(llama), int(state.positions[0])
-    if held is None or first != held.end - held.count_at(held.seen) or seen < held.floor:
+    if held is None or first != held.end - held.positions.shape[-1] or seen < held.floor:
         held = _state_of_all(decoder.geometry, state.positions)
         if first:
             raise ContextError(
