@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import gc
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config
 
 from kvp import load_model
 from kvp.data.synthetic.text import prose
@@ -37,10 +32,8 @@ SIZES = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
     "initializer_range": 0.06, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0,
 }  # fmt: skip
-FAMILIES = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),  # RoPE pairs neighbours in GGUF
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
-}
+FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config}
+"""In files of the first RoPE pairs channels 2i and 2i + 1."""
 GGUF = Path(__file__).parents[3] / "models" / "smollm2.gguf"
 CACHES = {
     "float16": {"flash_attn": True},
@@ -94,17 +87,22 @@ class Pair:
 @pytest.fixture(scope="module", params=FAMILIES)
 def pair(request, tmp_path_factory, write_gguf):
     torch.manual_seed(3)
-    model = FAMILIES[request.param]().eval()
+    model = AutoModelForCausalLM.from_config(FAMILIES[request.param](**SIZES)).eval()
     path = tmp_path_factory.mktemp("gguf") / f"{request.param}.gguf"
     write_gguf(path, model)
     return Pair(path, model)
 
 
 @pytest.fixture
-def llama(pair):
-    loaded = pair.load()
-    yield loaded
-    loaded.close()
+def load(pair):
+    """`Pair.load`; all are closed when the test ends."""
+    with ExitStack() as loaded:
+        yield lambda **settings: loaded.enter_context(closing(pair.load(**settings)))
+
+
+@pytest.fixture
+def llama(load):
+    return load()
 
 
 def ids_of(tokens, seed=0):
@@ -136,8 +134,8 @@ def turned(model, projected):
 @pytest.mark.parametrize(
     ("cache", "limit"), [*zip(CACHES, (3e-3, 3e-3, 3e-3, 2e-2, 2e-2, 0.15), strict=True)]
 )
-def test_a_view_has_what_transformers_has(pair, cache, limit):
-    llama, ids = pair.load(**CACHES[cache]), ids_of(100)
+def test_a_view_has_what_transformers_has(pair, load, cache, limit):
+    llama, ids = load(**CACHES[cache]), ids_of(100)
     llama.eval(ids)
     decoder = Decoder.of(llama)
     views = list(decoder.views(decoder.read(), Needs(queries=32), 50, ids, places(100), 100))
@@ -156,7 +154,6 @@ def test_a_view_has_what_transformers_has(pair, cache, limit):
         assert view.queries is not None
         assert distance(view.queries, turned(pair.model, query)[:, :, -32:]) < limit
         assert view.positions.tolist() == [list(range(100))]
-    llama.close()
 
 
 def test_computing_queries_leaves_nothing_behind(llama):
@@ -168,9 +165,9 @@ def test_computing_queries_leaves_nothing_behind(llama):
 
 
 @pytest.mark.parametrize("cache", CACHES)
-def test_keeping_all_goes_on_bit_by_bit(pair, cache):
+def test_keeping_all_goes_on_bit_by_bit(load, cache):
     ids, more = ids_of(90), ids_of(9, seed=1)
-    llama, plain = pair.load(**CACHES[cache]), pair.load(**CACHES[cache])
+    llama, plain = load(**CACHES[cache]), load(**CACHES[cache])
     for each in (llama, plain):
         each.eval(ids)
     kept = shrink(llama, make_scorer("knorm"), "100%")
@@ -178,7 +175,6 @@ def test_keeping_all_goes_on_bit_by_bit(pair, cache):
     for each in (llama, plain):
         each.eval(more)
     np.testing.assert_array_equal(last_logits(llama), last_logits(plain))
-    llama.close(), plain.close()
 
 
 class Chosen:
@@ -201,8 +197,8 @@ def subset(random, shape, tokens, size):
 
 @pytest.mark.parametrize("cache", ["float16", "transposed"])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_subset_is_what_masked_transformers_sees(pair, cache, seed):
-    llama = pair.load(**CACHES[cache])
+def test_a_subset_is_what_masked_transformers_sees(pair, load, cache, seed):
+    llama = load(**CACHES[cache])
     ids, more = ids_of(120, seed), ids_of(5, seed + 50)
     chosen = subset(np.random.default_rng(seed), (2, 2), 120, 10 + 18 * seed)
     llama.eval([*ids, *more])
@@ -216,14 +212,13 @@ def test_a_subset_is_what_masked_transformers_sees(pair, cache, seed):
     llama.eval(more)
     expected = pair.logits([*ids, *more], chosen, of=5)
     assert distance(last_logits(llama), expected) < max(2 * own, 1e-3)
-    llama.close()
 
 
 @pytest.mark.parametrize("cache", CACHES)
-def test_a_cache_is_shrunk_again_and_again(pair, cache):
+def test_a_cache_is_shrunk_again_and_again(load, cache):
     """What is held after three cuts, with text between them, is as if it alone had been read."""
-    llama, ids, random = pair.load(**CACHES[cache]), ids_of(170), np.random.default_rng(1)
-    plain = pair.load(**CACHES[cache])
+    llama, ids, random = load(**CACHES[cache]), ids_of(170), np.random.default_rng(1)
+    plain = load(**CACHES[cache])
     stops, held = [0, 80, 120, 160], np.zeros((2, 2, 0), np.int64)
     for start, stop in pairwise(stops):
         llama.eval(ids[start:stop])
@@ -243,7 +238,6 @@ def test_a_cache_is_shrunk_again_and_again(pair, cache):
     assert view.positions.tolist() == [held[0].tolist()]
     assert distance(view.keys, whole.keys.gather(2, index)) < 1e-6  # layer 0 sees no others
     assert distance(view.values, whole.values.gather(2, index)) < 1e-6
-    llama.close(), plain.close()
 
 
 @pytest.mark.real
@@ -352,8 +346,8 @@ def test_a_bound_is_a_sequence_of_cuts(pair, llama):
 @pytest.mark.parametrize(
     ("cache", "limit"), [*zip(CACHES, (5e-3, 5e-3, 2e-3, 3e-2, 3e-2, 5e-3), strict=True)]
 )
-def test_gaps_are_closed_at_the_trained_length(pair, cache, limit):
-    llama, ids = pair.load(**CACHES[cache]), ids_of(700)
+def test_gaps_are_closed_at_the_trained_length(pair, load, cache, limit):
+    llama, ids = load(**CACHES[cache]), ids_of(700)
     with bounded(llama, make_scorer("keydiff"), 128) as kept:
         llama.eval(ids)
         decoder = Decoder.of(llama)
@@ -376,7 +370,6 @@ def test_gaps_are_closed_at_the_trained_length(pair, cache, limit):
         assert distance(first.keys[0, head], torch.stack(found)) < limit
         rest = iter(ids)
         assert all(token in rest for token in told)
-    llama.close()
 
 
 def test_a_prompt_goes_on_from_the_one_before(llama):
@@ -384,10 +377,7 @@ def test_a_prompt_goes_on_from_the_one_before(llama):
     with bounded(llama, make_scorer("keydiff"), 128) as kept:
         for seed in range(3):
             prompt = [*ids, *ids_of(6, seed)]
-            answer = [
-                token for _, token in zip(range(8), llama.generate(prompt, temp=0), strict=False)
-            ]
-            assert len(answer) == 8
+            assert len([*islice(llama.generate(prompt, temp=0), 8)]) == 8
             assert kept.evictions <= 3 + seed
             assert kept.seen == len(prompt) + 7
 
@@ -464,14 +454,13 @@ def test_a_bound_refuses_before_it_reads(llama):
     assert Decoder.of(llama).read().positions.tolist() == list(range(200))
 
 
-def test_more_cells_than_trained_positions_are_refused(pair):
-    llama = pair.load(n_ctx=1024)
+def test_more_cells_than_trained_positions_are_refused(load):
+    llama = load(n_ctx=1024)
     with pytest.raises(UsageError, match="cells=512: give 80 to 256, the smaller one of n_ctx"):
         enter(llama, 512)
     with bounded(llama, make_scorer("keydiff")) as kept:
         llama.eval(ids_of(700))
         assert kept.kept <= 256
-    llama.close()
 
 
 def test_a_bound_evicts_alone(llama):
@@ -486,11 +475,9 @@ def test_a_bound_evicts_alone(llama):
 
 
 @pytest.mark.parametrize("setting", ["embedding", "vocab_only"])
-def test_a_llama_without_such_a_cache_is_refused(pair, setting):
-    llama = pair.load(**{setting: True})
+def test_a_llama_without_such_a_cache_is_refused(load, setting):
     with pytest.raises(ModelError, match="no cache to cut"):
-        shrink(llama, make_scorer("keydiff"), 40)
-    llama.close()
+        shrink(load(**{setting: True}), make_scorer("keydiff"), 40)
 
 
 def test_a_closed_llama_is_refused_and_a_block_ends_after_it(pair):

@@ -33,6 +33,9 @@ class Engine:
             ),
         )  # fmt: skip
 
+    def close(self):
+        self.llm.llm_engine.engine_core.shutdown()
+
     def answer(self, ids, **options):
         sampling = self.sampling(**{"temperature": 0, "max_tokens": 8, **options})
         return self.llm.generate({"prompt_token_ids": ids}, sampling, use_tqdm=False)[0]
@@ -68,7 +71,7 @@ class Engine:
         scorer, _ = resolve_method(self.policy)
         context = compress(
             self.model, self.tokenizer, "".join(sentences), scorer, budget,
-            allocator=allocator and make_allocator(allocator),
+            allocator=allocator and make_allocator(allocator.format(folder=self.folder)),
         )  # fmt: skip
         context.write(self.folder)
         question = (

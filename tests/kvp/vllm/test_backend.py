@@ -4,7 +4,7 @@ The stock backend is a slow one of a few lines, with vLLM's interface.
 """
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -31,30 +31,15 @@ STEPS = {
 """Requests of a step: context or None, tokens after it, how many of them are computed."""
 
 
-@dataclass
-class Common:
-    """What vLLM tells of a batch."""
-
-    num_reqs: int
-    num_actual_tokens: int
-    max_query_len: int
-    max_seq_len: int
-    query_start_loc: torch.Tensor
-    query_start_loc_cpu: torch.Tensor
-    seq_lens: torch.Tensor
-    block_table_tensor: torch.Tensor
-    slot_mapping: object = None
-    causal: bool = True
-    mm_req_doc_ranges: object = None
-    rswa_prefix_lens: object = None
-    _num_computed_tokens_cache: object = None
-
-
-@dataclass
-class Spec:
-    """What vLLM tells of a cache."""
-
-    num_kv_heads: int
+OTHERS = ("slot_mapping", "mm_req_doc_ranges", "rswa_prefix_lens", "_num_computed_tokens_cache")
+Common = make_dataclass("Common", [
+    "num_reqs", "num_actual_tokens", "max_query_len", "max_seq_len", "query_start_loc",
+    "query_start_loc_cpu", "seq_lens", "block_table_tensor",
+    ("causal", bool, True), *((name, object, None) for name in OTHERS),
+])  # fmt: skip
+"""What vLLM tells of a batch."""
+Spec = make_dataclass("Spec", ["num_kv_heads"])
+"""What vLLM tells of a cache."""
 
 
 class Builder:

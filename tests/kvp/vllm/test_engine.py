@@ -4,6 +4,7 @@ In an environment with vLLM (`make test-vllm`); skipped, and says so, elsewhere.
 """
 
 import random
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -12,12 +13,16 @@ from kvp import load_model
 from kvp.contexts import read_context
 from kvp.nano import path
 from kvp.placeholders import placeholder_ids
+from kvp.ranking import Protection
+from policies.budget_files import BUDGET_FILE, BudgetFile, save_budgets
 
 vllm = pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 pytestmark = pytest.mark.vllm
 
 BUDGETS = ("100%", "25%", "12.5%", "6%")
-ALLOCATORS = (None, "global", "ada", "pyramid")
+EVOLVED = "evolved:{folder}"
+"""A budget file that lies beside the contexts."""
+ALLOCATORS = (None, "global", "ada", "pyramid", EVOLVED)
 PROMPTS = 24
 
 
@@ -28,14 +33,20 @@ def nano():
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory, start_engine, nano):
-    """One that holds contexts of equal and of uneven counts."""
-    return start_engine(path(), *nano, tmp_path_factory.mktemp("contexts"), "nano")
+    """One that holds contexts of equal and of uneven counts, with a budget file of nano."""
+    folder, counts = tmp_path_factory.mktemp("contexts"), (40, 90, 20, 60, 30)
+    budgets = BudgetFile(
+        model={"id": "nano"}, layers=5, kv_heads=4, scorer="kvp", budget=48, seed=0,
+        protocol="query_agnostic", protection=Protection(), cached_tokens=384, counts=counts,
+    )  # fmt: skip
+    save_budgets(folder / BUDGET_FILE, budgets, {})
+    return start_engine(path(), *nano, folder, "nano")
 
 
 def test_an_engine_of_equal_counts(tmp_path_factory, start_engine, nano):
     """It holds equal counts, in vLLM's own layout and attention, and nothing else."""
-    engine = start_engine(path(), *nano, tmp_path_factory.mktemp("contexts"), "nano+uniform")
-    try:
+    folder = tmp_path_factory.mktemp("contexts")
+    with closing(start_engine(path(), *nano, folder, "nano+uniform")) as engine:
         backends = engine.llm.collective_rpc(backends_of)
         assert backends == [(["CPUAttentionBackendImpl"], "LBHNC")]
         context, question = engine.context(700, "25%")
@@ -45,8 +56,6 @@ def test_an_engine_of_equal_counts(tmp_path_factory, start_engine, nano):
         assert context.facts.counts is not None
         found = engine.answer([*context.placeholders, *question])
         assert found.outputs[0].finish_reason == "error"
-    finally:
-        engine.llm.llm_engine.engine_core.shutdown()
 
 
 def backends_of(worker):
@@ -87,9 +96,21 @@ def test_later_questions_load_nothing(engine):
 
 
 def test_the_engine_compresses_as_transformers_does(engine):
+    check_compression(engine, "global")
+
+
+def test_an_engine_shares_the_budget_by_a_file(engine, start_engine, nano):
+    policy = f"nano+{EVOLVED}".format(folder=engine.folder)
+    with closing(start_engine(path(), *nano, engine.folder, policy)) as other:
+        check_compression(other, EVOLVED)
+
+
+def check_compression(engine, allocator):
+    """The engine keeps the rows that transformers keeps with the allocator."""
     same = rows = 0
     for number in range(4):
-        theirs, question = engine.context(200 + number, "25%", "global")
+        theirs, question = engine.context(200 + number, "25%", allocator)
+        assert theirs.facts.counts is not None
         told = engine.compressed(theirs.token_ids.tolist(), "25%")
         ours = read_context(engine.folder / f"{told['digest']}.context")
         assert ours.facts.counts == theirs.facts.counts
@@ -179,6 +200,5 @@ def test_a_thousand_mixed_requests(engine):
     (preempted,) = (m.value for m in engine.llm.get_metrics() if m.name == "vllm:num_preemptions")
     assert preempted > 0, "the KV space was meant to be too small"
     context, question = made[0]
-    assert (
-        list(engine.answer([*context.placeholders, *question]).outputs[0].token_ids) == answers[0]
-    )
+    last = engine.answer([*context.placeholders, *question]).outputs[0]
+    assert list(last.token_ids) == answers[0]

@@ -61,7 +61,7 @@ def serve(tmp_path, start_engine, monkeypatch):
 
     yield serve_family
     for engine in started:
-        engine.llm.llm_engine.engine_core.shutdown()
+        engine.close()
     parallel_state.cleanup_dist_env_and_memory()
 
 
