@@ -85,28 +85,30 @@ class KvpConnector(KVConnectorBase_V1):
     # The scheduler's side.
 
     def on_new_request(self, request: Request) -> None:
-        """Find the context of a new request, and why it cannot be answered from it."""
-        ids = request.prompt_token_ids or []
-        name, placeholders = request.request_id, read_placeholders(ids, self._model.vocabulary)
+        """Note what a new request asks for: a context to go on from, or one to be made of it."""
+        ids, name, wrong = request.prompt_token_ids or [], request.request_id, ""
+        placeholders = read_placeholders(ids, self._model.vocabulary)
         params = said if isinstance(said := request.kv_transfer_params, Mapping) else {}
         budget = params.get(COMPRESS)
         if unknown := [key for key in params if str(key).startswith("kvp_") and key != COMPRESS]:
             wrong = f"kv_transfer_params has no {unknown[0]!r}: kvp reads {COMPRESS!r} alone"
-            self._answers[name] = {"error": wrong}
         elif placeholders is None and budget is not None:
-            if wrong := _compression_refusal_reason(request):
-                self._answers[name] = {"error": wrong}
-            else:
+            wrong = _compression_refusal_reason(request)
+            if not wrong:
                 self._saves[name] = Save(name, tuple(ids), (), str(budget))
-        if placeholders is None:
-            return
-        digest, written = placeholders
-        facts = None
+        if wrong:
+            self._answers[name] = {"error": wrong}
+        if placeholders is not None:
+            self._find_context(request, *placeholders, compress=budget is not None)
+
+    def _find_context(self, request: Request, digest: str, written: int, compress: bool) -> None:
+        """Find the context of a new request, and why it cannot be answered from it."""
+        ids, name, facts = request.prompt_token_ids or [], request.request_id, None
         try:
             facts = read_facts(self._folder / f"{digest}{SUFFIX}")
             facts.check(**self._model.facts)
             refused = _refusal_reason(request, facts, written, self._model)
-            if budget is not None:
+            if compress:
                 refused = "it asks to compress what is compressed"
         except ContextError as error:
             refused = str(error)
