@@ -153,12 +153,9 @@ class HeadSequences:
         bounds[1:] = tokens.cumsum(0)
         computed = sum(request.tokens for request in step.requests) * heads
         longest_query = max(request.tokens for request in step.requests)
-        alone, order = requests == common.num_reqs, None
-        if not alone or longest_query > 1:
-            places = torch.arange(computed, device=bounds.device)
-            sequence = torch.searchsorted(bounds[1:], places, right=True)
-            token = starts[sequence // heads] + places - bounds[sequence]
-            order = token * heads + sequence % heads
+        alone = requests == common.num_reqs
+        in_order = alone and longest_query == 1
+        order = None if in_order else _order_queries(starts, bounds, heads, computed)
         common = replace(
             common, num_reqs=requests * heads, num_actual_tokens=computed,
             max_query_len=longest_query, max_seq_len=step.longest,
@@ -196,6 +193,18 @@ def _find_requests(step: Step, common: CommonAttentionMetadata) -> tuple[Tensor,
     chosen = (~same.any(1)).int().argsort(stable=True)[: len(facts)]
     which = same[chosen].int().argmax(1)
     return chosen, kept[which], step.counts.to(table.device)[which]
+
+
+def _order_queries(starts: Tensor, bounds: Tensor, heads: int, queries: int) -> Tensor:
+    """Where the queries of head sequences stand among those of the batch: [queries] int64.
+
+    `starts` [C] are the requests' first tokens in the batch, `bounds` [C * H + 1] the sequences'
+    first queries and the end of the last one.
+    """
+    places = torch.arange(queries, device=bounds.device)
+    sequence = torch.searchsorted(bounds[1:], places, right=True)
+    token = starts[sequence // heads] + places - bounds[sequence]
+    return token * heads + sequence % heads
 
 
 def head_tables(blocks: Tensor, counts: Tensor, own: Tensor, width: int) -> Tensor:
