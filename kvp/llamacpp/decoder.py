@@ -50,7 +50,7 @@ class Decoder:
     llama: Llama
     geometry: Geometry
     interleaved: bool
-    """As of `Architecture`."""
+    """As `Architecture.interleaved`."""
 
     @classmethod
     def of(cls, llama: Llama) -> Decoder:
