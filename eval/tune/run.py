@@ -1,8 +1,8 @@
 """The program: settings in; a results folder with settings.json and settings.csv out, and a table.
 
 All methods and protocols are searched side by side: in each round one pass over the prompts, with
-the machinery of kvp eval, measures what every search wants to know next. The searches depend on
-scores alone, so a run that is started again finds what was measured in rows.jsonl and goes on.
+the machinery of kvp eval, measures the candidates of every search. The searches depend on scores
+alone, so a run that is started again finds what was measured in rows.jsonl and goes on.
 
 The score of a setting is the mean over the budgets of the mean over the tasks of the mean over
 their prompts: of the answers' scores, or of minus the nats per token where replies are given.
@@ -19,155 +19,101 @@ import pandas
 from eval.config import EvalConfig
 from eval.evaluate import Bench, identify
 from eval.methods import (
-    PROTECTIONS,
     Method,
     file_digests,
     foreign_names,
-    learned_methods,
-    method_of,
     protected_tokens,
     refuse_namesakes,
-    registered_method,
     with_allocator,
 )
 from eval.prepare import Evaluation, PreparedRun, prepare, too_small
 from eval.results.names import ROWS, SETTINGS, TABLE
 from eval.results.records import RecordFile, group_by, key_of
 from eval.results.sealing import seal
-from eval.results.settings import group_of
 from eval.results.stats import Unit, bootstrap_mean
 from eval.results.tuned_settings import FORMAT, ScoredSetting, TunedSettings
 from eval.run_folder import open_folder, write_manifest
 from eval.tune.config import TuneConfig
-from eval.tune.search import Search, next_batch
+from eval.tune.search import Search, SearchSpace, make_spaces, next_candidates
 from eval.work import evaluate_all, load_bench
 from kvp.artifacts.files import atomic_write_bytes, digest_json
 from kvp.artifacts.manifest import recorded_name, run_manifest, write_sealed_json
 from kvp.errors import UsageError
-from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED
+from kvp.names import LEARNED
 from kvp.progress import phase, say
-from kvp.ranking import UNPROTECTED
-from policies import make_allocator, sizes_itself, split_method
-from policies.base import Component, Grid
-from policies.registry import NULLS, SCORERS
-
-
-def make_searches(config: TuneConfig) -> list[Search]:
-    """Methods of `--methods`; raises UsageError on what cannot be tuned, and as `build_methods`."""
-    searches = []
-    for scorer, allocator_spec in map(split_method, config.evaluation.method_list):
-        if scorer == FULL or scorer.startswith(f"{TUNED}:"):
-            raise UsageError(f"--methods {scorer}: nothing is chosen for it; leave it out")
-        for name in NULLS if scorer == ALL_NULLS else (scorer,):
-            searches.append(_make_search(config, name, allocator_spec))
-    return searches
-
-
-def _make_search(config: TuneConfig, spec: str, allocator_spec: str | None) -> Search:
-    if spec == LEARNED:
-        seeds = learned_methods(config.evaluation.policy_list)
-        if len({group_of(str(one.policy), one.policy_seed) for one in seeds}) > 1:
-            raise UsageError("--policies: tune policies that differ in more than their seed apart")
-    else:
-        seeds = [registered_method(spec, config.seed)]
-    requested = spec if allocator_spec is None else f"{spec}+{allocator_spec}"
-    specs = config.evaluation.allocator_list if allocator_spec is None else (allocator_spec,)
-    allocators = {text: make_allocator(text) for text in specs}
-    if any(map(sizes_itself, allocators.values())):
-        raise UsageError(
-            f"--methods {requested} with {' or '.join(specs)}: what ignores the budget is not "
-            "tuned; leave it out"
-        )
-    scorer, written = seeds[0].scorer, seeds[0].written[0]
-    fixed, published = set[str](), list[Method]()
-    if isinstance(scorer, Component) and written:
-        preset = written.argument if written.base in SCORERS else None  # else a class
-        fixed = {*written.options, *scorer.presets.get(preset or "", {})}
-        if not written.options and preset is None:
-            published = [method_of(scorer.build(name, {})) for name in scorer.presets]
-    grid: Grid = scorer.grid if isinstance(scorer, Component) else {}
-    first = next(iter(allocators.values()))
-    start = [
-        allocated.at(None, UNPROTECTED if protected else None)
-        for allocated in (with_allocator(one, first) for one in (seeds[0], *published))
-        for protected in PROTECTIONS[config.protection]
-    ]
-    return Search(
-        requested=requested, scorer=spec, seeds=tuple(seeds), start=tuple(dict.fromkeys(start)),
-        options={name: values for name, values in grid.items() if name not in fixed},
-        allocators=allocators, searches_allocator=allocator_spec is None, tokens=config.length,
-    )  # fmt: skip
 
 
 class Tuning:
-    """What all measurements of a run share."""
+    """The searches of a run, and what all their measurements share."""
 
-    def __init__(self, config: TuneConfig, prepared: PreparedRun, searches: list[Search]) -> None:
-        """Raise UsageError on prompts or budgets whose scores would not be comparable."""
-        self.config, self.prepared = config, prepared
+    def __init__(
+        self, config: TuneConfig, prepared: PreparedRun, spaces: Sequence[SearchSpace]
+    ) -> None:
+        self.config, self.prepared, self.spaces = config, prepared, spaces
         self.budgets = config.evaluation.budget_list
         self.protected = protected_tokens(config)
-        protocols = tuple(dict.fromkeys(protocol for _, protocol, _ in prepared.work))
-        self.searches = [
-            replace(search, protocol=name, scored={}) for name in protocols for search in searches
-        ]
-        for note in prepared.notes:
-            say(f"note: {note}")
+        self.protocols = list(dict.fromkeys(protocol for _, protocol, _ in prepared.work))
+        self.searches = [Search(space=space, protocol=protocol)
+                         for protocol in self.protocols for space in spaces]  # fmt: skip
+
+    def check(self) -> None:
+        """Say how much work it is; UsageError where scores would not be comparable."""
+        prepared = self.prepared
         if len({prompt.forced for prompt in prepared.prompts}) > 1:
             raise UsageError(
                 "--tasks: some have answers, others given replies (chat, text); tune on one kind"
             )
-        lengths = [prompt.boundary(name) for prompt, name, _ in prepared.work]
+        lengths = [prompt.boundary(protocol) for prompt, protocol, _ in prepared.work]
         small = [budget for budget in self.budgets if too_small(lengths, budget, self.protected)]
-        if config.protection != "off" and small:
+        if self.config.protection != "off" and small:
             raise UsageError(
                 f"--budgets {small[0]} is below the {self.protected.tokens} protected tokens for "
                 "some prompts; raise it, or use --protection off, or fewer --recents"
             )
-        each = config.settings_per_method
-        count = sum(len(search.seeds) for search in searches)
+
+        each, count = self.config.settings_per_method, sum(len(one.seeds) for one in self.spaces)
         say(
             f"{count} methods (policy seeds apart) x {each} settings x {len(self.budgets)} budgets "
-            f"x {len(prepared.work)} prompts of {' and '.join(protocols)}: about "
+            f"x {len(prepared.work)} prompts of {' and '.join(self.protocols)}: about "
             f"{each * count * len(self.budgets) * len(prepared.work):,} answers, up to twice as "
             "many where best numbers are at the ends of their grids"
         )
 
     def search(self, bench: Bench, file: RecordFile) -> None:
-        """Search for all methods; all settings of a round share the prefill of a prompt."""
+        """Run all searches, round by round; all candidates of a round share a prompt's prefill."""
         count = self.config.settings_per_method
         while wanted := [
-            (search, batch) for search in self.searches
-            if (batch := next_batch(search, count))
+            (search, candidates) for search in self.searches
+            if (candidates := next_candidates(search, count))
         ]:  # fmt: skip
-            least = min(len(search.scored) for search, _ in wanted)
+            least = min(len(search.trials) for search, _ in wanted)
             of = f"{least} of {count if least < count else 2 * count} settings of each method done"
             phase(f"{of} (up to {2 * count} where the best is at an end of its grid)")
             planned: dict[str, list[Method]] = {}
-            for search, batch in wanted:
-                settings = planned.setdefault(search.protocol, [])
-                settings += [one for method in batch for one in self.at_budgets(search, method)]
+            for search, candidates in wanted:
+                methods = planned.setdefault(search.protocol, [])
+                methods += [run for one in candidates for run in self.at_budgets(search, one)]
             work = [
                 Evaluation(prompt, protocol, planned[protocol])
                 for prompt, protocol, _ in self.prepared.work if protocol in planned
             ]  # fmt: skip
             evaluate_all(bench, replace(self.prepared, work=tuple(work)), file)
-            for search, batch in wanted:
-                search.scored.update({one: self.score(file, search, one) for one in batch})
+            for search, candidates in wanted:
+                search.trials.update({one: self.score(file, search, one) for one in candidates})
 
-    def at_budgets(self, search: Search, method: Method) -> list[Method]:
-        """A setting of a method at every budget, for every policy seed."""
-        protection = self.protected if method.protected else None
-        seeds: Iterable[Method] = (method,)
-        if method.method == LEARNED:
-            allocator = method.allocator_object or method.allocator
-            seeds = (with_allocator(seed, allocator) for seed in search.seeds)
+    def at_budgets(self, search: Search, setting: Method) -> list[Method]:
+        """A setting at every budget, for every policy seed: what is run to score it."""
+        protection = self.protected if setting.protected else None
+        seeds: Iterable[Method] = (setting,)
+        if setting.method == LEARNED:
+            allocator = setting.allocator_object or setting.allocator
+            seeds = (with_allocator(seed, allocator) for seed in search.space.seeds)
         return [seed.at(budget, protection) for seed in seeds for budget in self.budgets]
 
-    def score(self, file: RecordFile, search: Search, method: Method) -> ScoredSetting:
-        """A measured setting with its score on the prompts and budgets of this run."""
-        config = self.config.evaluation
-        of_policy = group_by(self.at_budgets(search, method), lambda run: run.policy)
+    def score(self, file: RecordFile, search: Search, setting: Method) -> ScoredSetting:
+        """A setting with its score, from the records of its runs on all prompts and budgets."""
+        config, space = self.config.evaluation, search.space
+        of_policy = group_by(self.at_budgets(search, setting), lambda run: run.policy)
         scores: dict[Hashable, dict[Unit, float]] = {
             policy: {
                 (prompt.task, prompt.sample.id): sum(
@@ -180,9 +126,10 @@ class Tuning:
         bounds = None if self.prepared.prompts[0].forced else (0, 1)
         interval = bootstrap_mean(scores, bounds=bounds)
         return ScoredSetting(
-            scorer=search.spec(method), variant=method.variant,
-            allocator=search.allocator_spec(method), allocator_name=method.allocator,
-            protected=method.protected, score=interval.mean, interval=(interval.low, interval.high),
+            scorer=space.scorer_spec(setting), variant=setting.variant,
+            allocator=space.allocator_spec(setting), allocator_name=setting.allocator,
+            protected=setting.protected, score=interval.mean,
+            interval=(interval.low, interval.high),
         )  # fmt: skip
 
     def outcome(self) -> TunedSettings:
@@ -198,16 +145,16 @@ class Tuning:
             "budgets": [str(budget) for budget in self.budgets],
             "metric": "nats per token" if prompts[0].forced else "score",
         }
-        methods = tuple(search.tuned for search in self.searches)
+        methods = tuple(search.result for search in self.searches)
         return TunedSettings(split=config.split, data=data, methods=methods)
 
 
 def run(config: TuneConfig) -> TunedSettings:
     """Run kvp tune; raises KvpError on anything the user can mend."""
-    searches = make_searches(config)
+    spaces = make_spaces(config)
     methods = [  # with every allocator: to check, and to digest the files they come from
         with_allocator(method, allocator)
-        for one in searches for method in one.seeds for allocator in one.allocators
+        for space in spaces for method in space.seeds for allocator in space.allocators
     ]  # fmt: skip
     refuse_namesakes(methods)
     evaluation = config.evaluation
@@ -215,12 +162,14 @@ def run(config: TuneConfig) -> TunedSettings:
     digests = file_digests(evaluation.policy_list, methods, evaluation.task_list)
     with open_folder(evaluation, digests) as output:
         prepared = prepare(evaluation, methods, default_budgets=TuneConfig.budgets)
-        tuning = Tuning(config, prepared, searches)
+        for note in prepared.notes:
+            say(f"note: {note}")
+        tuning = Tuning(config, prepared, spaces)
+        tuning.check()
         bench = load_bench(evaluation, methods)
         model = bench.identify_model()
         write_manifest(output, evaluation, digests, prepared.notes, model_digest=model)
-        file = RecordFile(output.local / ROWS)
-        tuning.search(bench, file)
+        tuning.search(bench, RecordFile(output.local / ROWS))
         settings = tuning.outcome()
         atomic_write_bytes(output.local / TABLE, csv_text(tuning.searches).encode())
         manifest = run_manifest(dict(vars(config)), seed=config.seed)
@@ -228,21 +177,29 @@ def run(config: TuneConfig) -> TunedSettings:
         write_sealed_json(output.local / SETTINGS, content)
         seal(output.local)
     print_settings(settings)
-    flags = {"--methods": ["full", f"tuned:{output.path}"], "--allocators": [], "--policies": []}
-    given = [spec for one in searches for spec in (one.scorer, *one.allocators)]
+    command = next_command(str(output.path), evaluation, settings, spaces)
+    say(f"settings are in {output.path / SETTINGS}; to run them: {command}")
+    return settings
+
+
+def next_command(
+    out: str, config: EvalConfig, settings: TunedSettings, spaces: Sequence[SearchSpace]
+) -> str:
+    """The kvp eval that runs the chosen settings on the test split, with the flags of this run."""
+    flags = {"--methods": ["full", f"tuned:{out}"], "--allocators": [], "--policies": []}
+    given = [spec for space in spaces for spec in (space.scorer, *space.allocators)]
     for flag, name in dict.fromkeys(foreign_names(settings)):  # kvp eval imports no others
         flags[flag].append(next((one for one in given if one.partition("(")[0] == name), name))
     if any(entry.method == LEARNED for entry in settings.methods):
-        flags["--policies"] += evaluation.policy_list
+        flags["--policies"] += config.policy_list
     chosen_anew = {"methods", "allocators", "policies", "split", "timing_prompts", "out"}
     for item in fields(EvalConfig):
-        value = getattr(evaluation, item.name)
+        value = getattr(config, item.name)
         if item.name not in chosen_anew and value != item.default:
             flags[f"--{item.name}"] = [str(value)]
-    flags["--out"] = [f"{output.path}-results"]
+    flags["--out"] = [f"{out}-results"]
     words = [f"{flag} {quote(','.join(specs))}" for flag, specs in flags.items() if specs]
-    say(f"settings are in {output.path / SETTINGS}; to run them: kvp eval {' '.join(words)}")
-    return settings
+    return f"kvp eval {' '.join(words)}"
 
 
 def csv_text(searches: Sequence[Search]) -> str:
@@ -255,8 +212,8 @@ def csv_text(searches: Sequence[Search]) -> str:
             "low": scored.interval[0], "high": scored.interval[1],
             "published": int(scored in entry.published), "chosen": int(scored == entry.chosen),
         }
-        for search in searches for entry in (search.tuned,)
-        for number, scored in enumerate(search.scored.values(), start=1)
+        for search in searches for entry in (search.result,)
+        for number, scored in enumerate(search.trials.values(), start=1)
     ]  # fmt: skip
     return str(pandas.DataFrame(rows).to_csv(index=False, float_format="%.6g"))
 

@@ -1,16 +1,18 @@
-"""What to try next for one method, from the scores of what was tried: no model, no files.
+"""A local search for the best setting of one method, on the scores of its trials: no model.
 
-From the default and the published presets on, the search tries
+A trial is a setting that was measured. Each round proposes candidates, which are measured together.
+The first round has the default and the published presets. A later one takes the first of these
+steps that has candidates which were not tried:
 
-1. every allocator once, then every value of the other grids (the scorer's options, the allocator's,
-   protection), with all else as in the best setting so far;
-2. the neighbours of the best setting: one value changed to another choice, or to the next smaller
-   or greater number of its grid; beyond the ends of a grid, numbers are halved and doubled;
-3. where none of them is better: numbers halfway to the neighbours;
-4. the neighbours of the next best setting, and so on.
+1. Another value for one option of the best setting, option by option: all allocators; then every
+   kernel of its grid with the best allocator; then every window with the best kernel, and so on.
+2. The neighbours of the best setting: one option has another choice, or the next number of its
+   grid. Beyond the ends of a grid numbers are halved and doubled.
+3. Numbers halfway to the neighbours.
+4. The neighbours of the second best setting, of the third best, and so on.
 
-It starts over from the best setting after every batch. Where a number of the best is at an end
-when all settings are used up, the search goes on beyond it, with at most as many settings again.
+Where an option of the best setting has the least or the largest number that was tried when all
+trials are used up, the search goes on beyond it, with at most as many trials again.
 """
 
 from __future__ import annotations
@@ -21,96 +23,225 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any
 
-from eval.methods import Method, method_of, with_allocator
+from eval.methods import (
+    PROTECTIONS,
+    Method,
+    learned_methods,
+    method_of,
+    registered_method,
+    with_allocator,
+)
+from eval.results.settings import group_of
 from eval.results.tuned_settings import ScoredSetting, TunedMethod
+from eval.tune.config import TuneConfig
 from kvp.errors import UsageError
-from kvp.ranking import Allocator
+from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED, Specification
+from kvp.ranking import UNPROTECTED, Allocator
+from policies import make_allocator, sizes_itself, split_method
 from policies.base import Component, Grid
-from policies.registry import ALLOCATORS, FROM_OUTSIDE, SCORERS
+from policies.registry import ALLOCATORS, FROM_OUTSIDE, NULLS, SCORERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSpace:
+    """The settings that may be tried for one method, policy seeds together."""
+
+    requested: str
+    """As written in `--methods`: `snapkv(kernel=7)+ada`."""
+    scorer: str
+    """Its scorer alone: `snapkv(kernel=7)`."""
+    seeds: tuple[Method, ...]
+    """The method with its defaults; one per policy seed."""
+    initial: tuple[Method, ...]
+    """The default and the presets, with and without protection as far as both are searched."""
+    scorer_grid: Grid
+    """Values of the scorer's options that are searched: of window and pool in this example."""
+    allocators: Mapping[str, Allocator]
+    """By their specifications."""
+    largest: int
+    """No number is doubled to more: the tokens of the longest prompt."""
+
+    def scorer_spec(self, setting: Method) -> str:
+        """How `--methods` names a setting's scorer: `snapkv(window=16)`, `mine:Mine(step=2)`."""
+        written = self.seeds[0].written[0]
+        if setting.scorer is None or written is None or setting.ranking == self.seeds[0].ranking:
+            return self.scorer
+        if written.base in (*SCORERS, *FROM_OUTSIDE):
+            return setting.scorer.name
+        assert isinstance(setting.scorer, Component)  # no other scorer has settings
+        return f"{written.name}({setting.scorer.changed_options})"
+
+    def allocator_spec(self, setting: Method) -> str:
+        """How `--allocators` names a setting's allocator: `ada(safeguard=0.1)`, `mine:Even`."""
+        made = setting.allocator_object
+        if made is None or type(made) in ALLOCATORS.values():
+            return setting.allocator
+        own = {one.name: text for text, one in self.allocators.items() if type(one) is type(made)}
+        name = Specification.split(next(iter(own.values()))).name
+        options = getattr(made, "changed_options", "")
+        return own.get(made.name) or f"{name}({options})".removesuffix("()")
+
+    def grids(self, setting: Method) -> dict[str, Sequence[Any]]:
+        """Values to try, by the attribute of the setting that has them, such as `scorer.kernel`."""
+        made, fixed = setting.allocator_object, self.requested != self.scorer  # named with it
+        options: Grid = made.grid if isinstance(made, Component) and not fixed else {}
+        return {
+            "allocator_object": tuple(self.allocators.values()),
+            **{f"scorer.{name}": values for name, values in self.scorer_grid.items()},
+            **{f"allocator_object.{name}": values for name, values in options.items()},
+            "protected": tuple(dict.fromkeys(one.protected for one in self.initial)),
+        }
+
+
+def make_spaces(config: TuneConfig) -> list[SearchSpace]:
+    """Spaces of `--methods`; raises UsageError on what cannot be tuned, and as `build_methods`."""
+    spaces = []
+    for scorer, allocator in map(split_method, config.evaluation.method_list):
+        if scorer == FULL or scorer.startswith(f"{TUNED}:"):
+            raise UsageError(f"--methods {scorer}: nothing is chosen for it; leave it out")
+        for name in NULLS if scorer == ALL_NULLS else (scorer,):
+            spaces.append(_make_space(config, name, allocator))
+    return spaces
+
+
+def _make_space(config: TuneConfig, scorer: str, allocator: str | None) -> SearchSpace:
+    if scorer == LEARNED:
+        seeds = learned_methods(config.evaluation.policy_list)
+        if len({group_of(str(one.policy), one.policy_seed) for one in seeds}) > 1:
+            raise UsageError("--policies: tune policies that differ in more than their seed apart")
+    else:
+        seeds = [registered_method(scorer, config.seed)]
+    requested = scorer if allocator is None else f"{scorer}+{allocator}"
+    specs = config.evaluation.allocator_list if allocator is None else (allocator,)
+    allocators = {text: make_allocator(text) for text in specs}
+    if any(map(sizes_itself, allocators.values())):
+        raise UsageError(
+            f"--methods {requested} with {' or '.join(specs)}: what ignores the budget is not "
+            "tuned; leave it out"
+        )
+    grid, presets = _searched_options(seeds[0])
+    first = next(iter(allocators.values()))
+    initial = [
+        with_allocator(one, first).at(None, UNPROTECTED if protected else None)
+        for one in (seeds[0], *presets)
+        for protected in PROTECTIONS[config.protection]
+    ]
+    return SearchSpace(
+        requested=requested, scorer=scorer, seeds=tuple(seeds), scorer_grid=grid,
+        initial=tuple(dict.fromkeys(initial)), allocators=allocators,
+        largest=config.length,
+    )  # fmt: skip
+
+
+def _searched_options(method: Method) -> tuple[Grid, list[Method]]:
+    """Values of the options that a specification leaves open (of `snapkv:paper` none), and the
+    presets to begin with, none where it has a preset or an option.
+    """
+    scorer, written = method.scorer, method.written[0]
+    if not isinstance(scorer, Component) or written is None:
+        return {}, []
+    preset = written.argument if written.name in SCORERS else None  # else the name of a class
+    fixed = {*written.options, *scorer.presets.get(preset or "", {})}
+    presets = () if written.options or preset else scorer.presets
+    grid = {name: values for name, values in scorer.grid.items() if name not in fixed}
+    return grid, [method_of(scorer.build(name, {})) for name in presets]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The search of one method, policy seeds together, under one protocol."""
+    """The search of one method under one protocol."""
 
-    requested: str
-    """As written in `--methods`."""
-    scorer: str
-    """Its scorer alone."""
-    seeds: tuple[Method, ...]
-    """The method with its defaults; one per policy seed."""
-    start: tuple[Method, ...]
-    """Default and presets, with and without protection as far as both are searched."""
-    options: Grid
-    """Options of the scorer that are searched, with the values to try first."""
-    allocators: Mapping[str, Allocator]
-    """By their specifications."""
-    searches_allocator: bool
-    """Whether the allocator's options are searched: not where it was named with the method."""
-    tokens: int
-    """Tokens of the longest prompt: no number is doubled to more."""
-    protocol: str = ""
-    """`query_aware` or `query_agnostic`, empty until the search is copied for each."""
-    scored: dict[Method, ScoredSetting] = field(default_factory=dict)
-    """What was tried so far, in order; a higher score is better."""
+    space: SearchSpace
+    protocol: str
+    trials: dict[Method, ScoredSetting] = field(default_factory=dict)
+    """Settings that were measured, in order; a higher score is better."""
 
     @property
-    def tuned(self) -> TunedMethod:
-        """What was chosen, and from how many."""
+    def result(self) -> TunedMethod:
+        """The best setting, and from how many it was chosen."""
         return TunedMethod(
-            method=self.seeds[0].method, requested=self.requested, protocol=self.protocol,
-            chosen=max(self.scored.values(), key=lambda scored: scored.score),
-            published=tuple(filter(None, map(self.scored.get, self.start))), tried=len(self.scored),
+            method=self.space.seeds[0].method, requested=self.space.requested,
+            protocol=self.protocol, tried=len(self.trials),
+            chosen=max(self.trials.values(), key=lambda scored: scored.score),
+            published=tuple(filter(None, map(self.trials.get, self.space.initial))),
         )  # fmt: skip
 
-    def spec(self, method: Method) -> str:
-        """Specification of a setting's scorer, for `--methods`."""
-        written = self.seeds[0].written[0]
-        if method.scorer is None or written is None or method.ranking == self.seeds[0].ranking:
-            return self.scorer
-        if written.base in (*SCORERS, *FROM_OUTSIDE):
-            return method.scorer.name
-        assert isinstance(method.scorer, Component)  # no other scorer has settings
-        return f"{written.name}({method.scorer.changed_options})"
 
-    def allocator_spec(self, method: Method) -> str:
-        """Specification of a setting's allocator, for `--methods`."""
-        made = method.allocator_object
-        if made is None or type(made) in ALLOCATORS.values():
-            return method.allocator
-        own = {one.name: text for text, one in self.allocators.items() if type(one) is type(made)}
-        kind, options = next(iter(own.values())).partition("(")[0], getattr(made, "changes", "")
-        return own.get(made.name) or f"{kind}({options})".removesuffix("()")
-
-    def grids(self, setting: Method) -> dict[str, Sequence[Any]]:
-        """Values to try, by the attribute of the setting that has them, such as `scorer.kernel`."""
-        searched = self.searches_allocator and isinstance(setting.allocator_object, Component)
-        options = getattr(setting.allocator_object, "grid", {}) if searched else {}
-        return {
-            "allocator_object": tuple(self.allocators.values()),
-            **{f"scorer.{name}": values for name, values in self.options.items()},
-            **{f"allocator_object.{name}": values for name, values in options.items()},
-            "protected": tuple(dict.fromkeys(one.protected for one in self.start)),
-        }
-
-
-def next_batch(search: Search, count: int) -> list[Method]:
-    """Settings to try next; none if all were tried, or `count` and the best is at no end."""
-    scored = search.scored
-    if not scored:
-        return list(search.start)[:count]
-    ranked = sorted(scored, key=lambda setting: -scored[setting].score)  # of equal ones the first
+def next_candidates(search: Search, count: int) -> list[Method]:
+    """Candidates of the next round; none after `count` trials (or more, where the best number is at
+    an end), or where nothing is left to try.
+    """
+    space, trials = search.space, search.trials
+    if not trials:
+        return list(space.initial)[:count]
+    ranked = sorted(trials, key=lambda setting: -trials[setting].score)  # of equal ones the first
+    best, *others = ranked
+    alike = [one for one in ranked if type(one.allocator_object) is type(best.allocator_object)]
     steps: Iterable[Iterable[Method | None]]
-    if len(scored) < count:
-        unseen = (_unseen(search, ranked, name) for name in search.grids(ranked[0]))
-        near = (_neighbours(search, ranked[0], halfway=halfway) for halfway in (False, True))
-        steps = chain(unseen, near, (_neighbours(search, setting) for setting in ranked))
+    if len(trials) < count:
+        able = {name: alike if name.startswith("allocator_object.") else ranked
+                for name in space.grids(best)}  # fmt: skip
+        values = (_untried_values(space, settings, name) for name, settings in able.items())
+        near = (_neighbours(space, best), _halfway(space, best))
+        steps = chain(values, near, (_neighbours(space, other) for other in others))
     else:
-        steps, count = (_neighbours(search, ranked[0], tried=scored),), 2 * count
+        steps, count = (_beyond(space, alike),), 2 * count
     for step in steps:
-        if fresh := dict.fromkeys(one for one in step if one is not None and one not in scored):
-            return list(fresh)[: count - len(scored)]
+        if new := dict.fromkeys(one for one in step if one is not None and one not in trials):
+            return list(new)[: count - len(trials)]
     return []
+
+
+def _untried_values(
+    space: SearchSpace, ranked: Sequence[Method], name: str
+) -> Sequence[Method | None]:
+    """The best setting with every value of an option that none of the settings has.
+
+    Where it can have none of them, the next best that can: h2o has windows with recents=false only.
+    """
+    tried = list(map(attrgetter(name), ranked))
+    values = [value for value in space.grids(ranked[0])[name] if value not in tried]
+    changed = ([_with_value(one, name, value) for value in values] for one in ranked)
+    return next(filter(any, changed), ())
+
+
+def _neighbours(space: SearchSpace, setting: Method) -> Iterator[Method | None]:
+    """The setting with one option changed to another choice or to the next number."""
+    return (_with_value(setting, name, new) for name, _, new in _changes(space, setting))
+
+
+def _halfway(space: SearchSpace, setting: Method) -> Iterator[Method | None]:
+    """The setting with one number halfway to the next, in two digits: kernel=11 for 7 and 15."""
+    for name, value, new in _changes(space, setting):
+        if _is_number(new):
+            yield _with_value(setting, name, type(value)(float(f"{(value + new) / 2:.2g}")))
+
+
+def _beyond(space: SearchSpace, ranked: Sequence[Method]) -> Iterator[Method | None]:
+    """The best setting with one number beyond those of all: kernel=127 where 63 is the largest."""
+    for name, value, new in _changes(space, ranked[0]):
+        if _is_number(new):
+            tried = filter(_is_number, map(attrgetter(name), ranked))
+            if value == (min(tried) if new < value else max(tried)):
+                yield _with_value(ranked[0], name, new)
+
+
+def _changes(space: SearchSpace, setting: Method) -> Iterator[tuple[str, Any, Any]]:
+    """Options of a setting, with their value and a new one: every choice and the next numbers.
+
+    `("scorer.kernel", 7, 3)`, `("scorer.kernel", 7, 15)`, `("scorer.pool", "max", "avg")`. Next to
+    the ends of a grid are half and twice its number, up to `largest`.
+    """
+    for name, values in space.grids(setting).items():
+        value = attrgetter(name)(setting)
+        yield from ((name, value, choice) for choice in values if not _is_number(choice))
+        if _is_number(value):
+            numbers = list(filter(_is_number, values))
+            half = value // 2 if isinstance(value, int) else value / 2
+            yield name, value, max((one for one in numbers if one < value), default=half)
+            greater = min((one for one in numbers if one > value), default=2 * value)
+            if greater in numbers or greater <= space.largest:
+                yield name, value, greater
 
 
 def _with_value(setting: Method, name: str, value: Any) -> Method | None:  # noqa: ANN401  # any option
@@ -126,46 +257,6 @@ def _with_value(setting: Method, name: str, value: Any) -> Method | None:  # noq
     if option:
         return replace(setting, scorer=made, variant=method_of(made).variant)
     return replace(setting, protected=made)
-
-
-def _unseen(search: Search, ranked: Sequence[Method], name: str) -> Sequence[Method | None]:
-    """The best setting that has `name`, with each value not tried: kernel=9 after 5 and 7."""
-    kind = type(ranked[0].allocator_object)
-    alike = [one for one in ranked if type(one.allocator_object) is kind]
-    able = alike if name.startswith("allocator_object.") else ranked
-    seen = list(map(attrgetter(name), able))
-    values = [value for value in search.grids(ranked[0])[name] if value not in seen]
-    changed = ([_with_value(one, name, value) for value in values] for one in able)
-    return next(filter(any, changed), ())
-
-
-def _neighbours(
-    search: Search, setting: Method, *, halfway: bool = False, tried: Iterable[Method] | None = None
-) -> Iterator[Method | None]:
-    """The setting with one value changed: to other choices, to the next numbers or halfway there.
-
-    With `tried`, only to numbers beyond all that were tried with the same allocator.
-    """
-    kind = type(setting.allocator_object)
-    alike = [one for one in tried or () if type(one.allocator_object) is kind]
-    for name, values in search.grids(setting).items():
-        value = attrgetter(name)(setting)
-        numbers = list(filter(_is_number, values))
-        if tried is None:
-            yield from (_with_value(setting, name, one) for one in values if one not in numbers)
-        if not _is_number(value):
-            continue
-        half = value // 2 if isinstance(value, int) else value / 2
-        smaller = max((one for one in numbers if one < value), default=half)
-        greater = min((one for one in numbers if one > value), default=2 * value)
-        known = list(filter(_is_number, map(attrgetter(name), alike)))
-        steps = [smaller] if min(known, default=value) >= value else []
-        if max(known, default=value) <= value and (greater in numbers or greater <= search.tokens):
-            steps.append(greater)
-        if halfway:
-            middle = [float(f"{(value + step) / 2:.2g}") for step in steps]
-            steps = [int(step) for step in middle] if isinstance(value, int) else middle
-        yield from (_with_value(setting, name, step) for step in steps)
 
 
 def _is_number(value: object) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from eval.results.tuned_settings import load_settings
 from eval.tune.config import TuneConfig
-from eval.tune.run import make_searches
+from eval.tune.search import make_spaces
 from kvp.names import split_list
 from kvp.program.command_line import parse_arguments
 from train.config import TrainConfig
@@ -52,7 +52,7 @@ def test_its_settings_are_valid():
     settings = _bash("-c", f'. {RECIPE}/settings.sh; echo "$TUNED"; echo "$NAMES"', check=True)
     methods, names = settings.stdout.splitlines()
     tuned = split_list(methods)
-    assert len(make_searches(TuneConfig(out="out", methods=methods))) == len(tuned)
+    assert len(make_spaces(TuneConfig(out="out", methods=methods))) == len(tuned)
     for protocol in ("query_aware", "query_agnostic"):
         chosen = load_settings(ROOT / "benchmarks/results/tuning" / f"{protocol}.json")
         assert {entry.method for entry in chosen.methods} == {*tuned, "kvp"}

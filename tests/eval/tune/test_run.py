@@ -16,8 +16,7 @@ from eval.methods import build_methods
 from eval.results.records import read_records
 from eval.results.tuned_settings import load_settings
 from eval.tune.config import TuneConfig
-from eval.tune.run import make_searches
-from eval.tune.search import next_batch
+from eval.tune.search import Search, make_spaces, next_candidates
 from kvp.errors import ResultsError
 from kvp.program.table import evaluate, run_program
 from policies import make_scorer
@@ -65,14 +64,15 @@ def test_settings_of_a_users_own_name_their_modules(model_folder, tmp_path, monk
     (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     own = {"methods": "mine:Mine", "allocators": "mine:Even"}
-    (subject,) = make_searches(TuneConfig(out="out", **own))
-    subject.scored.update(dict.fromkeys(subject.start, SimpleNamespace(score=0.0)))
-    batch = next_batch(subject, 9)
-    assert {subject.spec(setting) for setting in batch} == {"mine:Mine(step=2)"}
-    assert {subject.allocator_spec(setting) for setting in batch} == {"mine:Even"}
-    assert make_scorer("mine:Mine(step=2)") == batch[0].scorer
-    subject.scored.update(dict.fromkeys(batch, SimpleNamespace(score=0.0)))
-    (more,) = {subject.allocator_spec(setting) for setting in next_batch(subject, 9)}
+    (space,) = make_spaces(TuneConfig(out="out", **own))
+    search = Search(space=space, protocol="query_aware")
+    search.trials.update(dict.fromkeys(space.initial, SimpleNamespace(score=0.0)))
+    candidates = next_candidates(search, 9)
+    assert {space.scorer_spec(setting) for setting in candidates} == {"mine:Mine(step=2)"}
+    assert {space.allocator_spec(setting) for setting in candidates} == {"mine:Even"}
+    assert make_scorer("mine:Mine(step=2)") == candidates[0].scorer
+    search.trials.update(dict.fromkeys(candidates, SimpleNamespace(score=0.0)))
+    (more,) = {space.allocator_spec(setting) for setting in next_candidates(search, 9)}
     assert more == "mine:Even(lift=2)"
     assert main(_tune(model_folder, "out", **own)) == 0
     command = "kvp eval --methods full,tuned:out,mine:Mine --allocators mine:Even "

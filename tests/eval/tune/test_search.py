@@ -6,21 +6,20 @@ from types import SimpleNamespace
 import pytest
 
 from eval.tune.config import TuneConfig
-from eval.tune.run import make_searches
-from eval.tune.search import next_batch
+from eval.tune.search import Search, make_spaces, next_candidates
 from policies.registry import SCORERS
 
 
 def _subject(methods, length=512):
-    (subject,) = make_searches(TuneConfig(out="out", methods=methods, length=length))
-    return subject
+    (space,) = make_spaces(TuneConfig(out="out", methods=methods, length=length))
+    return Search(space=space, protocol="query_aware")
 
 
 def _search(search, score, count=48):
-    while batch := next_batch(search, count):
-        assert search.scored.keys().isdisjoint(batch)  # known scores are not asked for again
-        search.scored.update({each: SimpleNamespace(score=score(each)) for each in batch})
-    return {setting: scored.score for setting, scored in search.scored.items()}
+    while candidates := next_candidates(search, count):
+        assert search.trials.keys().isdisjoint(candidates)  # nothing is tried twice
+        search.trials.update({each: SimpleNamespace(score=score(each)) for each in candidates})
+    return {setting: scored.score for setting, scored in search.trials.items()}
 
 
 def _peak(**at):
@@ -42,7 +41,7 @@ def test_every_method_gets_the_same_number_of_settings_and_every_allocator_first
     scores = _search(subject, lambda setting: float(setting.protected), 40)
     assert len(scores) == 40
     assert {setting.protected for setting in scores} == {True, False}
-    first = list(scores)[len(subject.start) - 1 :][:4]
+    first = list(scores)[len(subject.space.initial) - 1 :][:4]
     tried = [setting.allocator.partition("(")[0] for setting in first]
     assert tried == ["uniform", "pyramid", "ada", "global"]
 
