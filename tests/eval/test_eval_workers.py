@@ -73,7 +73,7 @@ def test_a_process_killed_while_it_joins_is_started_again(
     run_until(killed, (out / "rows.jsonl").exists)
     evaluations.kill(killed)
     for environment in (first, second):  # they find all rows there, and so does a late one
+        joined = (out / "rows.jsonl").read_bytes()
         assert evaluations.end(evaluations.start(out, environment)) == 0
         assert_same_results(out, whole)
-        rows = (out / "rows.jsonl").read_bytes()
-    assert rows == (out / "rows.jsonl").read_bytes()
+        assert (out / "rows.jsonl").read_bytes() == joined
