@@ -214,18 +214,21 @@ class Comparison:
 
     @cached_property
     def test_count(self) -> int:
-        """Number of differences that Holm's correction counts, at all budgets: to a policy that is
-        first (in `best` or `best_at`), or, where the first was picked on these prompts, all pairs.
+        """Number of differences that Holm's correction counts, at all budgets.
+
+        To each first policy (of `best`, of `best_at`) all; all pairs if the first was picked here.
         """
-        doubled = 0
+        ordered = 0  # a pair counts twice, once for each order
         for budget in self.budgets:
             if self.best and (at := self.best_at(budget)):
-                having = {one for one, spec in self.cells if spec == budget}
-                firsts = having & {self.best.settings[0], at.settings[0]}
-                picked = any(first.method != LEARNED for first in firsts)
-                others = len(having.intersection((*self.choices, *at.compared))) - 1
-                doubled += others * (max(2, len(at.compared)) if picked else 2 * len(firsts))
-        return doubled // 2
+                run = {setting for setting, spec in self.cells if spec == budget}
+                firsts = run & {self.best.settings[0], at.settings[0]}
+                others = len(run.intersection((*self.choices, *at.compared))) - 1
+                if all(first.method == LEARNED for first in firsts):
+                    ordered += 2 * len(firsts) * others
+                else:
+                    ordered += max(2, len(at.compared)) * others
+        return ordered // 2
 
     @cached_property
     def significant(self) -> set[CellKey]:
