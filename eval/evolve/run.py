@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from eval.evolve.search import (
     FORMAT,
     JOURNAL,
     SEARCH,
-    Elite,
+    Candidate,
     Journal,
     Scheme,
     SearchPlan,
@@ -154,18 +153,17 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     output.begin({**FORMAT.head, "identity": identity, "run": manifest, "files": {}})
 
     journal = Journal(folder / JOURNAL)
-    prompt_set = partial(
-        PromptSet, bench=bench, scorer=scorer, plan=plan, protection=protection,
-        protocol=config.protocol,
+    searched = PromptSet(
+        bench=bench, scorer=scorer, plan=plan, prompts=search_prompts, protection=protection,
+        protocol=config.protocol, free_bytes=int(config.memory_gb * 1e9),
     )  # fmt: skip
-    searched = prompt_set(prompts=search_prompts, free_bytes=int(config.memory_gb * 1e9))
     generations = 1 + plan.generations * len(layer_groups(plan.layers, plan.group))
     with Progress("searching", generations, completed=len(journal.generations)) as progress:
         journal.on_append = lambda entry: progress.advance(
             note=f"best score {max(entry.scores):.4f}"
         )
         elite = search(plan, searched.scores, journal)
-    others = prompt_set(prompts=held_out, free_bytes=0)  # run once: no prefill is kept
+    others = replace(searched, prompts=held_out, free_bytes=0)  # run once: no prefill is kept
     budgets = BudgetFile(
         model={"id": recorded_name(config.model), "revision": config.revision},
         layers=geometry.layers, kv_heads=geometry.kv_heads, scorer=config.scorer,
@@ -259,7 +257,7 @@ def plan_search(
     )  # fmt: skip
 
 
-def _held_out(others: PromptSet, plan: SearchPlan, elite: Elite) -> dict[str, Any] | None:
+def _held_out(others: PromptSet, plan: SearchPlan, elite: Candidate) -> dict[str, Any] | None:
     """Elite and uniform at the exact budget on prompts the search never saw; None without any."""
     if not others.prompts:
         return None

@@ -20,6 +20,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -172,8 +173,8 @@ class SearchPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elite:
-    """The fittest scheme so far."""
+class Candidate:
+    """A scheme that was evaluated."""
 
     weights: Floats
     """[L], tokens before projection."""
@@ -187,8 +188,11 @@ def layer_groups(layers: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, layers)) for start in range(0, layers, size)]
 
 
-def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Elite:
-    """Run a search, or continue that of the journal; ResultsError where it is another search."""
+def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Candidate:
+    """Run a search, or continue that of the journal, for the fittest scheme.
+
+    Raises ResultsError where the journal is of another search.
+    """
     score_of: dict[Scheme, float] = {}
     recorded = enumerate([*journal.generations], start=1)
 
@@ -213,12 +217,13 @@ def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Elite:
             )
         )  # fmt: skip
 
+    def rate(weights: Floats, scheme: Scheme) -> Candidate:
+        score = score_of[scheme]
+        fitness = plan.fitness(scheme, score)
+        return Candidate(weights=weights, scheme=scheme, score=score, fitness=fitness)
+
     evaluate_once(UNIFORM_GROUP, 0, [plan.uniform])
-    score = score_of[plan.uniform]
-    elite = Elite(
-        weights=np.full(plan.layers, float(plan.budget)),
-        scheme=plan.uniform, score=score, fitness=plan.fitness(plan.uniform, score),
-    )  # fmt: skip
+    elite = rate(np.full(plan.layers, float(plan.budget)), plan.uniform)
     for group, span in enumerate(layer_groups(plan.layers, plan.group)):
         fixed = elite.weights
         size = span.stop - span.start
@@ -229,17 +234,12 @@ def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Elite:
             if optimiser.should_stop():
                 break
             points = [optimiser.ask() for _ in range(optimiser.population_size)]
-            candidates = [_weights(plan, fixed, span, x) for x in points]
-            schemes = [plan.scheme(weights) for weights in candidates]
+            weights = [_weights(plan, fixed, span, x) for x in points]
+            schemes = [*map(plan.scheme, weights)]
             evaluate_once(group, generation, schemes)
-            values = [plan.fitness(scheme, score_of[scheme]) for scheme in schemes]
-            optimiser.tell([(x, -value) for x, value in zip(points, values, strict=True)])
-            best = int(np.argmax(values))
-            if values[best] > elite.fitness:
-                elite = Elite(
-                    weights=candidates[best], scheme=schemes[best],
-                    score=score_of[schemes[best]], fitness=values[best],
-                )  # fmt: skip
+            candidates = [*map(rate, weights, schemes)]
+            optimiser.tell([(x, -one.fitness) for x, one in zip(points, candidates, strict=True)])
+            elite = max(elite, *candidates, key=attrgetter("fitness"))  # of equal ones the first
     return elite
 
 
@@ -250,7 +250,7 @@ def _weights(plan: SearchPlan, fixed: Floats, span: slice, x: Floats) -> Floats:
     return weights
 
 
-def describe_search(plan: SearchPlan, journal: Journal, elite: Elite) -> dict[str, Any]:
+def describe_search(plan: SearchPlan, journal: Journal, elite: Candidate) -> dict[str, Any]:
     """How a search was made and what came out, as budgets.json records it."""
     start = journal.generations[0]
     return {
