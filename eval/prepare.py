@@ -18,7 +18,7 @@ from eval.evaluate import Prompt
 from eval.methods import PROTECTIONS, Method, build_methods, protected_tokens
 from eval.results.names import QUERY_AGNOSTIC, READABLE_PROMPTS
 from eval.results.records import group_by
-from eval.results.tuned_settings import TunedSettings
+from eval.results.tuned_settings import SHARED, TunedSettings
 from kvp.artifacts.files import raising_as
 from kvp.budgets import Budget
 from kvp.data.encode import encode, evidence_tokens
@@ -242,10 +242,10 @@ def check_tuning(config: EvalConfig, tuned: Iterable[TunedSettings]) -> list[str
                 f"{label}: nothing was chosen for {missing[0]}; tune it, too, or use "
                 f"--protocols {','.join(known)}"
             )
-        for name in ("model", "revision", "length", "sinks", "recents"):
-            theirs, ours = settings.data.get(name), getattr(config, name)
-            if theirs != ours:
-                notes.append(f"{label}: chosen with --{name} {theirs}, this run has {ours}")
+        ours = config.identity()
+        for name in SHARED:
+            if (theirs := settings.data.get(name)) != ours[name]:
+                notes.append(f"{label}: chosen with --{name} {theirs}, this run has {ours[name]}")
     return notes
 
 

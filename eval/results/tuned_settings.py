@@ -21,6 +21,8 @@ from kvp.artifacts.manifest import Format, read_sealed_json
 from kvp.errors import ResultsError
 
 FORMAT = Format("kvp-settings", 1)
+SHARED = ("model", "revision", "length", "sinks", "recents")
+"""Settings that a tuning and its test should share: `data` has them, a test notes what differs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,13 +31,13 @@ from eval.results.names import ROWS, SETTINGS, TABLE
 from eval.results.records import RecordFile, group_by, key_of
 from eval.results.sealing import seal
 from eval.results.stats import Unit, bootstrap_mean
-from eval.results.tuned_settings import FORMAT, ScoredSetting, TunedSettings
+from eval.results.tuned_settings import FORMAT, SHARED, ScoredSetting, TunedSettings
 from eval.run_folder import open_folder, write_manifest
 from eval.tune.config import TuneConfig
 from eval.tune.search import Search, SearchSpace, make_spaces, next_candidates
 from eval.work import evaluate_all, load_bench
 from kvp.artifacts.files import atomic_write_bytes, digest_json
-from kvp.artifacts.manifest import recorded_name, run_manifest, write_sealed_json
+from kvp.artifacts.manifest import run_manifest, write_sealed_json
 from kvp.errors import UsageError
 from kvp.names import LEARNED
 from kvp.progress import phase, say
@@ -135,10 +135,10 @@ class Tuning:
     def outcome(self) -> TunedSettings:
         """The chosen settings, as settings.json has them."""
         config, prompts = self.config, self.prepared.prompts
-        same = ("revision", "length", "seed", "sinks", "recents", "settings_per_method")
+        identity = config.evaluation.identity()
         data = {
-            **{name: getattr(config, name) for name in same},
-            "model": recorded_name(config.model),
+            **{name: identity[name] for name in (*SHARED, "seed")},
+            "settings_per_method": config.settings_per_method,
             "tasks": list(dict.fromkeys(prompt.task for prompt in prompts)),
             "prompts": len(prompts),
             "sha256": digest_json([prompt.ids.tolist() for prompt in prompts]),
