@@ -43,21 +43,24 @@ def load_bench(
     return Bench(model=model, tokenizer=tokenizer, config=config)
 
 
-def evaluate_all(bench: Bench, prepared: PreparedRun, file: RecordFile, rank: Rank = ALONE) -> None:
+def evaluate_all(
+    bench: Bench, prepared: PreparedRun, file: RecordFile, rank: Rank = ALONE,
+    text: str = "evaluating",
+) -> None:  # fmt: skip
     """Append the records that the share of one process lacks; ResultsError as `WorkPieces`."""
     work = WorkPieces(bench.config, prepared, file, rank)
     left, total = work.undone(), sum(map(len, work.pieces))
     there = total - sum(len(work.missing(piece)) for piece in left)
-    with evaluation_progress(total, there) as progress:
+    with evaluation_progress(total, there, text) as progress:
         for piece in left:
             for prompt in work.do(bench, piece):
                 progress.advance(note=prompt)
 
 
 @contextmanager
-def evaluation_progress(total: int, there: int) -> Iterator[Progress]:
+def evaluation_progress(total: int, there: int, text: str = "evaluating") -> Iterator[Progress]:
     """Progress of the evaluations; an error that ends them early notes how many are done."""
-    progress = Progress("evaluating", total, completed=there)
+    progress = Progress(text, total, completed=there)
     try:
         with progress:
             yield progress

@@ -87,8 +87,7 @@ class Tuning:
             if (candidates := next_candidates(search, count))
         ]:  # fmt: skip
             least = min(len(search.trials) for search, _ in wanted)
-            of = f"{least} of {count if least < count else 2 * count} settings of each method done"
-            phase(f"{of} (up to {2 * count} where the best is at an end of its grid)")
+            most = count if least < count else 2 * count
             planned: dict[str, list[Method]] = {}
             for search, candidates in wanted:
                 methods = planned.setdefault(search.protocol, [])
@@ -97,7 +96,8 @@ class Tuning:
                 Evaluation(prompt, protocol, planned[protocol])
                 for prompt, protocol, _ in self.prepared.work if protocol in planned
             ]  # fmt: skip
-            evaluate_all(bench, replace(self.prepared, work=tuple(work)), file)
+            text = f"{least} of {most} settings of each method done"
+            evaluate_all(bench, replace(self.prepared, work=tuple(work)), file, text=text)
             for search, candidates in wanted:
                 search.trials.update({one: self.score(file, search, one) for one in candidates})
 
