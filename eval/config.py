@@ -231,11 +231,9 @@ class EvalConfig(EvaluationConfig, RunConfig, WorkersConfig, DryRunConfig):
 
     @property
     def policy_list(self) -> tuple[str, ...]:
-        """Policy arguments, `DIR` or `label=DIR`; without any, `kvp` on nano is its own policy."""
-        learned = any(map(_is_learned, map(str, self.method_list)))
-        if not self.policies and learned and self.model == known_names.NANO:
-            return (known_names.NANO,)
-        return split_list(self.policies)
+        """Policies that `kvp` may be, `DIR` or `label=DIR`: without any, on nano, its own."""
+        bundled = (known_names.NANO,) if self.model == known_names.NANO else ()
+        return split_list(self.policies) or bundled
 
     @cached_property
     def model_name(self) -> str:

@@ -43,7 +43,7 @@ from kvp.hf.attention import use_kvp_attention
 from kvp.hf.model_access import unwrap_model
 from kvp.hf.model_checks import check_model
 from kvp.hf.model_identity import describe_mismatch, model_name
-from kvp.names import DtypeName
+from kvp.names import DtypeName, split_list
 from kvp.program.ray_workers import do_with_ray
 from kvp.progress import phase, say
 
@@ -89,7 +89,7 @@ def _run_here(
     config: EvalConfig, methods: Sequence[Method], loaded: LoadedModel | None
 ) -> Results | None:
     """Evaluate what this process has to; None where others are still at work."""
-    digests = file_digests(config.policy_list, methods, config.task_list)
+    digests = file_digests(split_list(config.policies), methods, config.task_list)
     with open_folder(config, digests, shared=config.worker.shared) as output:
         prepared = _prepare(config, methods, loaded)
         bench = load_bench(config, prepared.methods, loaded)

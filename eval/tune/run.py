@@ -39,7 +39,7 @@ from eval.work import evaluate_all, load_bench
 from kvp.artifacts.files import atomic_write_bytes, digest_json
 from kvp.artifacts.manifest import run_manifest, write_sealed_json
 from kvp.errors import UsageError
-from kvp.names import LEARNED
+from kvp.names import LEARNED, split_list
 from kvp.progress import phase, say
 
 
@@ -159,7 +159,7 @@ def run(config: TuneConfig) -> TunedSettings:
     refuse_namesakes(methods)
     evaluation = config.evaluation
     phase("preparing prompts")
-    digests = file_digests(evaluation.policy_list, methods, evaluation.task_list)
+    digests = file_digests(split_list(config.policies), methods, evaluation.task_list)
     with open_folder(evaluation, digests) as output:
         prepared = prepare(evaluation, methods, default_budgets=TuneConfig.budgets)
         for note in prepared.notes:

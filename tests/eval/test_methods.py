@@ -46,6 +46,7 @@ def test_methods_carry_preset_and_options_as_variant():
 def test_missing_policies_are_refused():
     with pytest.raises(UsageError, match="--methods kvp needs --policies"):
         _methods("kvp", model="another")
+    assert EvalConfig(out="unused", methods="tuned:somewhere").policy_list == ("nano",)
     (bundled,) = _methods("kvp+global")
     assert (bundled.spec, bundled.policy) == ("kvp/nano+global", "nano")
     assert method_of(replace(bundled.scorer, metadata={}, label="mine")).spec == "kvp/mine"
