@@ -240,15 +240,10 @@ def run(config: ReportConfig) -> None:
     results = load_results(folder)
     whole = PageData(results)
     page = render(whole).encode("utf-8", "backslashreplace")
-    if png:
-        for picture in whole.pictures:
-            _write_file(png / f"{picture.name}.png", picture.image("png"))
-    _write_file(out, page)
+    files = {png / f"{one.name}.png": one.image("png") for one in whole.pictures} if png else {}
+    for path, content in {**files, out: page}.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_bytes(path, content)
     written = f"{out} ({len(page) / 1e6:.1f} MB){f', figures in {png}' if png else ''}"
     said = [line for comparison in whole.comparisons for line in sentences(comparison)]
     print(*dict.fromkeys(filter(None, (results.unfinished, *said))), written, sep="\n")
-
-
-def _write_file(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write_bytes(path, content)
