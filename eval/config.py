@@ -108,11 +108,6 @@ def check_flag(flag: str, parse: Callable[[str], object], text: str) -> None:
         raise UsageError(f"--{flag}: {error}") from None
 
 
-def _is_learned(method: str) -> bool:
-    """Whether a method is that of `--policies`, whatever else its name has."""
-    return known_names.Specification.split(known_names.split_method(method)[0]).base == LEARNED
-
-
 def _numbers(flag: str, text: str | None, *, most: float) -> tuple[float, ...] | None:
     """Numbers of a comma-separated list from 0 to `most`; UsageError, naming the flag, else."""
     if text is None:
@@ -206,7 +201,9 @@ class EvalConfig(EvaluationConfig, RunConfig, WorkersConfig, DryRunConfig):
         named = [method for method in self.method_list if isinstance(method, str)]
         known_names.check_methods(named, "methods")
         known_names.check_allocators(self.allocator_list, "allocators")
-        if not self.policy_list and any(map(_is_learned, named)):
+        scorers = [known_names.split_method(method)[0] for method in named]
+        learned = LEARNED in (known_names.Specification.split(one).base for one in scorers)
+        if learned and not self.policy_list:
             raise UsageError(NEEDS_POLICIES)
 
     @property
