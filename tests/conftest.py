@@ -45,6 +45,12 @@ class NetworkCallError(AssertionError):
     """A test tried to reach another machine."""
 
 
+def pytest_runtest_setup(item):
+    """Skip tests that need a CUDA device where there is none."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture(scope="session")
 def launchers():
     """How processes of one job are told of each other: launcher -> variables of each process."""

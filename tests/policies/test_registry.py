@@ -103,7 +103,6 @@ def test_low_precision_inputs_are_scored_in_float32(make_view, spec, dtype):
 
 @every_method
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_scores_on_a_gpu_are_those_of_the_cpu(make_view, spec):
     scorer, view = make_scorer(spec), make_view(tokens=40)
     moved = _mapped(view, Tensor.cuda)

@@ -217,7 +217,6 @@ def test_unusable_stores(train, plan, message, make_store, tmp_path, capsys):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_training_on_a_gpu_learns_too(train, store, tmp_path):
     assert train(store, tmp_path / "policy", device="cuda", **BETTER) == 0
     held_out = json.loads((tmp_path / "policy" / "policy.json").read_text())["held_out"]

@@ -201,7 +201,6 @@ def test_views_carry_the_scorer_inputs(qwen, prompt, letters, generate, left_pad
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("allocator", [None, "ada", "global"])
 @pytest.mark.parametrize("policy", ["nano", "kvzip"])
 def test_evicting_on_a_gpu_is_that_of_the_cpu(policy, allocator):

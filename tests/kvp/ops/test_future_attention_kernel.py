@@ -111,7 +111,6 @@ def test_neither_unset_memory_nor_padding_is_read():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 def test_long_sequences_on_a_gpu_are_labelled_by_the_kernel():
     queries, keys = (x.to(DEVICE, torch.bfloat16) for x in _case(7, 2500, 128, 3.0, heads=2))
     expected = defined(queries, keys, 700, 2300, 700)

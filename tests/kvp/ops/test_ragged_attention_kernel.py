@@ -22,7 +22,6 @@ from kvp.ops.ragged_attention_kernel import attend_by_kernel
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * ON_GPU
-needs_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 
 
 def _on_device(case, piece=None):
@@ -104,7 +103,6 @@ def test_long_heads_are_cut_into_at_most_32_pieces():
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [64, 128, 256])
 @pytest.mark.parametrize("group", [1, 4, 7, 8])
@@ -123,7 +121,6 @@ def test_decoding_on_a_gpu_is_the_kernels(ragged_case, dtype, width, group):
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_what_the_kernel_does_not_take_is_left_to_pytorch(ragged_case):
     case = _on_device(ragged_case([[30, 4]], tail=3))  # float64
     expected = ragged_attention_reference(*case)
