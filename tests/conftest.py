@@ -98,6 +98,27 @@ def jsonl():
     return write
 
 
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """Write a module of a user's own: `own_module(name, code)` returns its name.
+
+    It lies in the working folder, which is not on the import path; a second call replaces it.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    written = set()
+
+    def write(name, code):
+        (tmp_path / f"{name}.py").write_text(code)
+        sys.modules.pop(name, None)
+        written.add(name)
+        return name
+
+    yield write
+    for name in written:
+        sys.modules.pop(name, None)
+
+
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch):
     """Refuse every connection that leaves this machine, and every name look-up."""

@@ -13,16 +13,15 @@ from train.learning.losses import Batch, compute_losses, load_objective
 from train.recipe import PRESETS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
-FILES = dict(re.findall(r"`(my_\w+\.py)`[^`\n]*:\n\n```python\n(.*?)^```", PAGE, re.M | re.S))
+FILES = dict(re.findall(r"`(my_\w+)\.py`[^`\n]*:\n\n```python\n(.*?)^```", PAGE, re.M | re.S))
 
 
-def test_the_files_of_the_page_run_by_its_command(tmp_path, monkeypatch):
+def test_the_files_of_the_page_run_by_its_command(tmp_path, own_module):
     names = ["scorer", "method", "allocator", "task", "training"]
-    assert list(FILES) == [f"my_{name}.py" for name in names]
+    assert list(FILES) == [f"my_{name}" for name in names]
     for name, code in FILES.items():
-        (tmp_path / name).write_text(code)
+        own_module(name, code)
     (command,) = re.findall(r"^```\nkvp eval (.*?)^```", PAGE, re.M | re.S)
-    monkeypatch.chdir(tmp_path)
     words = shlex.split(command.replace("\\\n", " "), comments=True)
     assert run_program("eval", [*words, "--timing_prompts", "0"]) == 0
     records = load_results(tmp_path / "runs/mine").records
@@ -31,18 +30,16 @@ def test_the_files_of_the_page_run_by_its_command(tmp_path, monkeypatch):
     assert {record["allocator"] for record in records if record["method"] == "newest"} == {"tilted"}
 
 
-def test_the_method_of_the_page_is_tuned_by_its_command(tmp_path, monkeypatch):
-    (tmp_path / "my_method.py").write_text(FILES["my_method.py"])
-    monkeypatch.chdir(tmp_path)
+def test_the_method_of_the_page_is_tuned_by_its_command(tmp_path, own_module):
+    own_module("my_method", FILES["my_method"])
     (command,) = re.findall(r"^kvp tune (.*?)^kvp eval", PAGE, re.M | re.S)
     assert run_program("tune", shlex.split(command.replace("\\\n", " "), comments=True)) == 0
     tried = (tmp_path / "runs/tuned/settings.csv").read_text()
     assert {"window=4", "window=16"} <= set(re.findall(r"window=\d+", tried))
 
 
-def test_the_label_and_the_objective_of_the_page_are_used_by_their_names(tmp_path, monkeypatch):
-    (tmp_path / "my_training.py").write_text(FILES["my_training.py"])
-    monkeypatch.chdir(tmp_path)
+def test_the_label_and_the_objective_of_the_page_are_used_by_their_names(own_module):
+    own_module("my_training", FILES["my_training"])
     names = re.findall(r"--(?:label|objective) (my_training:\w+)", PAGE)
     assert names == ["my_training:SQUARED", "my_training:listwise"]
     queries, keys = torch.randn(2, 3, 2, 9, 4), torch.randn(2, 3, 9, 4)

@@ -167,13 +167,12 @@ class Derived(BaseScorer):
 """
 
 
-def test_options_of_a_users_own_are_told_apart_or_refused(tmp_path, monkeypatch):
+def test_methods_of_a_user_with_other_options_are_told_apart_or_refused(own_module):
     imports = (
         "from dataclasses import dataclass\nfrom typing import ClassVar\n"
         "from kvp.scoring import Needs\nfrom policies.registry import BaseScorer\n"
     )
-    (tmp_path / "own_options.py").write_text(imports + OWN_WITH_OPTIONS)
-    monkeypatch.chdir(tmp_path)
+    own_module("own_options", imports + OWN_WITH_OPTIONS)
 
     def labels(methods):
         return _specs(methods.replace("@", "own_options:"))
@@ -185,7 +184,7 @@ def test_options_of_a_users_own_are_told_apart_or_refused(tmp_path, monkeypatch)
     assert digests == {"own_options.py": digest}
     with pytest.raises(UsageError, match=r"both called 'plain'.*BaseScorer"):
         labels("@Plain,@Plain(step=2)")
-    (tmp_path / "more_options.py").write_text(imports + OWN_WITH_OPTIONS)
+    own_module("more_options", imports + OWN_WITH_OPTIONS)
     with pytest.raises(UsageError, match=r"^--methods: more_options:Derived and .* 'derived': giv"):
         labels("@Derived,more_options:Derived+ada")
     with pytest.raises(UsageError, match=r"^--methods: Derived and another are both called 'deriv"):

@@ -1,9 +1,7 @@
 """Tasks from the command line to rows.jsonl: benchmarks, files and tasks of a user, perplexity."""
 
 import json
-import sys
 from functools import partial
-from importlib import import_module
 from statistics import mean
 
 import pandas
@@ -16,6 +14,7 @@ from eval.prepare import load_prompts
 from kvp.data.metrics import METRICS, score_answer
 from kvp.data.task import TaskSettings
 from kvp.hf import load_model, load_tokenizer
+from kvp.plugins import import_object
 from kvp.program.table import evaluate as main
 from kvp.program.table import report
 
@@ -100,31 +99,28 @@ class Letters:
 """
 
 
-def test_a_task_object_from_python(model_folder, tmp_path, monkeypatch):
-    (tmp_path / "kvp_test_object.py").write_text(TASK)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    task = import_module("kvp_test_object").Letters()
+def test_a_task_object_from_python(model_folder, tmp_path, own_module):
+    name = own_module("kvp_test_object", TASK)
     kvp.evaluate(
-        tasks=[task], model=str(model_folder), length=300, methods="full", prompts=1,
-        timing_prompts=0, out=str(tmp_path / "out"), data=str(tmp_path / "kvp_test_object.py"),
+        tasks=[import_object(f"{name}:Letters", "")()], model=str(model_folder), length=300,
+        methods="full", prompts=1, timing_prompts=0, out=str(tmp_path / "out"),
+        data=str(tmp_path / f"{name}.py"),
     )  # fmt: skip
     assert {record["score"] for record in _records(tmp_path / "out")} == {0.25}
 
 
 def test_a_task_of_ones_own_scores_itself_and_is_refused_when_it_has_changed(
-    model_folder, tmp_path, monkeypatch, capsys
+    model_folder, tmp_path, own_module, capsys
 ):
-    monkeypatch.chdir(tmp_path)
-    module = tmp_path / "changing.py"
-    module.write_text(TASK)
+    own_module("changing", TASK)
     assert _short(model_folder, tmp_path / "out", tasks="changing:Letters", prompts=1) == 0
     before = _records(tmp_path / "out")
     assert [(record["task"], record["score"]) for record in before] == [("letters", 0.25)] * 4
     assert len({record["prompt_digest"] for record in before}) == 1
-    sys.modules.pop("changing")
     other = TASK.replace("is blue", "is as grey as ever")
+    own_module("changing", other)
     for code, said in ((other, "file called 'changing.py'"), (TASK, "prompt called letters/0")):
-        module.write_text(code)
+        (tmp_path / "changing.py").write_text(code)
         assert _short(model_folder, tmp_path / "out", tasks="changing:Letters", prompts=2) == 2
         (line,) = (line for line in capsys.readouterr().err.splitlines() if "error" in line)
         assert said in line  # with the old file, too: the other code is imported by then

@@ -24,15 +24,10 @@ def leave():
 
 
 @pytest.fixture(autouse=True)
-def modules(tmp_path, monkeypatch):
-    """Modules `good_one` and `bad_one` in the working folder, which is not on the path."""
-    (tmp_path / "good_one.py").write_text(CODE)
-    (tmp_path / "bad_one.py").write_text("raise SystemExit('bye\\nbye')")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    yield
-    for name in ("good_one", "bad_one"):
-        sys.modules.pop(name, None)
+def _modules(own_module):
+    """The modules `good_one`, and `bad_one`, which ends the program that imports it."""
+    own_module("good_one", CODE)
+    own_module("bad_one", "raise SystemExit('bye\\nbye')")
 
 
 @pytest.mark.parametrize(

@@ -53,13 +53,9 @@ Nothing = 3
 
 
 @pytest.fixture
-def module(tmp_path, monkeypatch):
-    """A module `my_methods` in the working folder, which is not on the path."""
-    (tmp_path / "my_methods.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    yield
-    sys.modules.pop("my_methods", None)
+def module(own_module):
+    """The module `my_methods`."""
+    own_module("my_methods", MODULE)
 
 
 class Mine:

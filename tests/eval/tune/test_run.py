@@ -60,9 +60,8 @@ class Two(One): ...
 """
 
 
-def test_settings_of_a_users_own_name_their_modules(model_folder, tmp_path, monkeypatch, capsys):
-    (tmp_path / "mine.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
+def test_settings_of_a_users_own_methods_name_their_modules(model_folder, own_module, capsys):
+    own_module("mine", OWN)
     own = {"methods": "mine:Mine", "allocators": "mine:Even"}
     (space,) = make_spaces(TuneConfig(out="out", **own))
     search = Search(space=space, protocol="query_aware")

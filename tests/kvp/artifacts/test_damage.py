@@ -8,7 +8,6 @@ imported, nothing written elsewhere.
 import copy
 import json
 import random
-import sys
 from functools import partial
 
 import pytest
@@ -206,13 +205,11 @@ KINDS = {
 
 
 @pytest.fixture(autouse=True)
-def ran(tmp_path, monkeypatch):
-    """A file that is there once the module of `CODE` was imported."""
-    monkeypatch.syspath_prepend(str(tmp_path))
+def ran(own_module, tmp_path):
+    """A file that exists once the module of `CODE` was imported."""
     text = f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\nclass Scorer: pass\n"
-    (tmp_path / "hostile_code.py").write_text(text)
-    yield tmp_path / "ran"
-    sys.modules.pop("hostile_code", None)
+    own_module("hostile_code", text)
+    return tmp_path / "ran"
 
 
 def _line(read):

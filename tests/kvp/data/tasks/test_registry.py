@@ -56,10 +56,8 @@ SETTINGS = TaskSettings(length=100)
 
 
 @pytest.fixture
-def module(tmp_path, monkeypatch):
-    (tmp_path / "kvp_test_tasks.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return "kvp_test_tasks"
+def module(own_module):
+    return own_module("kvp_test_tasks", MODULE)
 
 
 def test_ruler_means_all_ruler_tasks():
