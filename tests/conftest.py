@@ -98,6 +98,25 @@ def jsonl():
     return write
 
 
+@pytest.fixture(scope="session")
+def run_python():
+    """Run code in a process of its own, in a folder, up to an exit code: what it printed.
+
+    Modules of that folder come before those of this repository.
+    """
+
+    def run(code, folder=None, *, exit_code=0):
+        paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        )  # fmt: skip
+        assert done.returncode == exit_code, done.stderr[-2000:]
+        return done
+
+    return run
+
+
 @pytest.fixture
 def own_module(tmp_path, monkeypatch):
     """Write a module of a user's own: `own_module(name, code)` returns its name.

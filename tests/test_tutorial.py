@@ -1,9 +1,7 @@
 """The tutorial's cells, README's example and README's four commands run as they are written."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -13,16 +11,6 @@ import pytest
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def _run_python(code, folder):
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
 
 
 def _run_cells(name, folder, monkeypatch):
@@ -58,9 +46,9 @@ def test_cells_of_a_scorer_of_ones_own_run_in_order(tmp_path, monkeypatch):
     assert means["novel"] > means["streaming_llm"]
 
 
-def test_the_example_of_readme_runs(tmp_path):
+def test_the_example_of_readme_runs(tmp_path, run_python):
     (code,) = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)
-    printed = _run_python(code, tmp_path).splitlines()
+    printed = run_python(code, tmp_path).stdout.splitlines()
     shown = [line.removeprefix("# ") for line in code.splitlines() if line.startswith("# ")]
     assert [line.strip() for line in printed[: len(shown)]] == shown
     assert "4821973" in shown[0]
@@ -75,7 +63,7 @@ def test_the_chat_of_the_docs_is_the_one_of_the_recipe():
     assert recipe.endswith(f'"""\n\n{code}')
 
 
-def test_the_four_commands_of_readme_run(tmp_path):
+def test_the_four_commands_of_readme_run(tmp_path, run_python):
     (commands,) = re.findall(r"^```\n(kvp collect.*?)^```", README, re.M | re.S)
     lines = commands.replace("\\\n", " ").splitlines()
     assert [line.split()[1] for line in lines] == ["collect", "train", "eval", "report"]
@@ -85,5 +73,5 @@ def test_the_four_commands_of_readme_run(tmp_path):
         "assert run_program(name, words) == 0\n"
         for line in lines
     )
-    _run_python(code, tmp_path)
+    run_python(code, tmp_path)
     assert (tmp_path / "runs/report.html").stat().st_size > 100_000

@@ -1,8 +1,5 @@
 """The public names, and programs, in a folder whose modules have the same names as our packages."""
 
-import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -25,46 +22,35 @@ def shadowed(tmp_path):
     return tmp_path
 
 
-def _python(code, folder):
-    paths = os.pathsep.join((str(folder), str(ROOT)))
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": paths}, check=False,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("script", sorted(SCRIPTS))
-def test_console_scripts_run_where_the_names_are_taken(script, shadowed):
+def test_console_scripts_run_where_the_names_are_taken(script, shadowed, run_python):
     module, function = SCRIPTS[script].split(":")
     code = (
         f"import sys; sys.argv = [{script!r}, '--help']\nfrom {module} import {function} as run\n"
     )
-    done = _python(code + "sys.exit(run())", shadowed)
-    assert done.returncode == 0, done.stderr
+    done = run_python(code + "sys.exit(run())", shadowed)
     assert done.stdout.startswith(f"usage: {script.replace('-', ' ')} ")
 
 
-def test_public_names_import_where_the_names_are_taken(shadowed):
+def test_public_names_import_where_the_names_are_taken(shadowed, run_python):
     names = ", ".join(kvp.__all__)
     code = (
         f"from kvp import {names}\n"
         "print(make_scorer('snapkv').name)\n"
         "import train; print(train.ORIGIN)\n"  # the user's own stays theirs
     )
-    done = _python(code, shadowed)
-    assert done.returncode == 0, done.stderr
+    done = run_python(code, shadowed)
     assert done.stdout.split() == ["snapkv", "user", "train", "user"]
 
 
-def test_a_name_that_is_taken_already_is_said_in_one_line(shadowed):
-    done = _python("import policies\nfrom kvp import load_policy", shadowed)
-    assert done.returncode == 1
+def test_a_name_that_is_taken_already_is_said_in_one_line(shadowed, run_python):
+    done = run_python("import policies\nfrom kvp import load_policy", shadowed, exit_code=1)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: ")
     assert "rename yours" in last
 
 
-def test_completion_offers_the_public_names_and_imports_nothing():
+def test_completion_offers_the_public_names_and_imports_nothing(run_python):
     code = (
         "import sys, kvp, rlcompleter; assert set(kvp.__all__) <= set(dir(kvp))\n"
         "completer, offered = rlcompleter.Completer({'kvp': kvp}), set()\n"
@@ -76,7 +62,7 @@ def test_completion_offers_the_public_names_and_imports_nothing():
         "except kvp.errors.KvpError as error: assert 'did you mean snapkv?' in str(error)\n"
         "assert not {'torch', 'transformers', 'jsonargparse', 'pandas'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python(code)
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error():

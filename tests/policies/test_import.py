@@ -1,13 +1,10 @@
 """`policies` works where transformers is not installed."""
 
-import subprocess
-import sys
 
-
-def test_transformers_is_never_imported():
+def test_transformers_is_never_imported(run_python):
     code = (
         "import sys; sys.modules['transformers'] = None; "
         "import policies; policies.make_method('snapkv+ada'); policies.load_policy; "
         "assert not any(name.startswith(('kvp.hf', 'lightning')) for name in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python(code)

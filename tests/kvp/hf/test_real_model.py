@@ -4,8 +4,6 @@
 """
 
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -46,15 +44,13 @@ def test_it_answers_and_its_bundled_policy_with_a_sixteenth_of_the_cache(loaded)
     assert dict(table.groupby("method")["score"].mean()) == {"full": 1, "kvp": 1}
 
 
-def test_the_conversation_of_the_docs(folder, tmp_path):
+def test_the_conversation_of_the_docs(folder, tmp_path, run_python):
     page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     code = page.split("```python\n")[1].partition("```")[0]
     code = code.replace("models/smollm2-135m-instruct", folder)
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    _, gate, _, phone, *kept = done.stdout.splitlines()  # each after its question
+    _, gate, _, phone, *kept = run_python(
+        code, tmp_path
+    ).stdout.splitlines()  # each after its question
     assert "48213" in gate
     assert "5550173" in phone
     assert len(kept) == 3

@@ -19,19 +19,23 @@ HEAVY = "{'torch', 'transformers', 'numpy', 'scipy', 'zarr', 'matplotlib', 'lm_e
 CONFIGURED = [name for name, program in PROGRAMS.items() if program.config]
 
 
-def _fresh(*calls):
-    """What `kvp` prints of these calls in a new process, which must not import torch."""
-    code = (
-        "import sys; from kvp.program.table import main\n"
-        f"for words in {list(calls)!r}:\n"
-        "    try: print('code', main(words))\n"
-        "    except SystemExit as end: print('code', end.code)\n"
-        f"assert not {HEAVY} & set(sys.modules), {HEAVY} & set(sys.modules)\n"
-        "assert len(sys.modules) < 400, len(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+@pytest.fixture
+def print_without_torch(run_python):
+    """What `kvp` prints of several calls in a new process, which must not import torch."""
+
+    def print_all(*calls):
+        code = (
+            "import sys; from kvp.program.table import main\n"
+            f"for words in {list(calls)!r}:\n"
+            "    try: print('code', main(words))\n"
+            "    except SystemExit as end: print('code', end.code)\n"
+            f"assert not {HEAVY} & set(sys.modules), {HEAVY} & set(sys.modules)\n"
+            "assert len(sys.modules) < 400, len(sys.modules)"
+        )
+        done = run_python(code)
+        return done.stdout + done.stderr
+
+    return print_all
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -39,8 +43,8 @@ def test_what_a_program_runs_exists(name):
     assert callable(load(PROGRAMS[name].run))
 
 
-def test_help_of_every_program_imports_nothing_heavy():
-    printed = _fresh(*([name, "--help"] for name in PROGRAMS), ["--help"])
+def test_help_of_every_program_imports_nothing_heavy(print_without_torch):
+    printed = print_without_torch(*([name, "--help"] for name in PROGRAMS), ["--help"])
     assert printed.count("code 0") == len(PROGRAMS) + 1
     for name in PROGRAMS:
         assert f"usage: kvp {name} " in printed
@@ -68,7 +72,7 @@ def test_help_shows_every_setting(name, capsys):
         assert f"{written} " in text or f"{written}\n" in text, flag.name
 
 
-def test_a_misspelt_name_is_refused_before_torch_is_imported():
+def test_a_misspelt_name_is_refused_before_torch_is_imported(print_without_torch):
     mistakes = {
         "tunee": "kvp: error: unknown program 'tunee' (did you mean tune?)",
         "train --stpes 3": "unknown flag --stpes (did you mean --steps?)",
@@ -94,7 +98,7 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported():
         "eval --device mps --out o": "--device must be cpu, cuda or cuda:INDEX, got 'mps'",
         "report results": "kvp report: error: results is not a folder; give the results folder",
     }
-    printed = _fresh(*map(str.split, mistakes))
+    printed = print_without_torch(*map(str.split, mistakes))
     assert printed.count("code 2") == len(mistakes)
     assert [message for message in mistakes.values() if message not in printed] == []
 
