@@ -160,27 +160,6 @@ def _no_network(monkeypatch):
 
 
 @pytest.fixture
-def run_compiler(tmp_path):
-    """Run code that compiles Triton kernels in a process of its own, without the interpreter.
-
-    The interpreter accepts programs that the compiler refuses.
-    """
-
-    def run(code):
-        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-        made = subprocess.run(
-            [sys.executable, "-c", code],
-            env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert made.returncode == 0, made.stderr
-
-    return run
-
-
-@pytest.fixture
 def run_until():
     """Lets a process (its id) run in short turns until something holds or the process has ended.
 

@@ -6,6 +6,33 @@ import torch
 
 from kvp.ops.ragged_attention import RaggedLayout, StoredTokens
 
+COMPILE_KERNEL = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+def compile_kernel(function, types, constants, capability, kilobytes):
+    names = function.arg_names
+    kinds = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
+    by_index = {(names.index(n),): v for n, v in constants.items()}
+    source = ASTSource(function, kinds, constexprs=by_index)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    assert made.asm["cubin"]
+    assert made.metadata.shared <= kilobytes * 1024, made.metadata.shared
+"""
+"""Compiles a kernel for a compute capability, in at most so many kB of shared memory."""
+
+
+@pytest.fixture
+def compile_kernels(run_python, tmp_path, monkeypatch):
+    """Run code that calls `compile_kernel` in a process of its own, without the interpreter.
+
+    The interpreter accepts programs that the compiler refuses.
+    """
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    return lambda code: run_python(COMPILE_KERNEL + code)
+
 
 @pytest.fixture
 def full_attention():

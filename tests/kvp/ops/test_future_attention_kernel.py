@@ -119,9 +119,6 @@ def test_long_sequences_on_a_gpu_are_labelled_by_the_kernel():
 
 
 COMPILE = """
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 import kvp.ops.future_attention_kernel as kernel
 
 pointers = dict.fromkeys(("largest", "log_sum", "weights", "result"), "*fp32")
@@ -132,15 +129,9 @@ for function, capability, more in (
     (kernel._sums, 80, {"is_sum": True, "weighted": False}),
     (kernel._sums, 90, {"is_sum": False, "weighted": True}),
 ):
-    names, values = function.arg_names, constants | more
-    types = {n: "constexpr" if n in values else pointers.get(n, "i32") for n in names}
-    by_index = {(names.index(n),): v for n, v in values.items()}
-    source = ASTSource(function, types, constexprs=by_index)
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
-    assert made.asm["cubin"]
-    assert made.metadata.shared <= 64 * 1024, made.metadata.shared
+    compile_kernel(function, pointers, constants | more, capability, 64)
 """
 
 
-def test_kernels_compile_without_a_device(run_compiler):
-    run_compiler(COMPILE)
+def test_kernels_compile_without_a_device(compile_kernels):
+    compile_kernels(COMPILE)
