@@ -21,6 +21,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+sys.path.append(str(Path(__file__).parent / "helpers"))
 hypothesis.settings.register_profile("kvp", deadline=None)  # machines are busy
 hypothesis.settings.load_profile("kvp")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from toy_results import result_record, write_results
 
 from kvp import model_card
 from kvp.artifacts.files import JsonLines
@@ -17,37 +18,23 @@ from policies.sources import INDEX
 
 def record(policy, budget, score, example, allocator="uniform"):
     method = "full" if budget is None else "kvp" if policy else "knorm"
-    return {
-        "model": "nano", "method": method, "variant": "auto", "allocator": allocator,
-        "policy": policy, "policy_seed": 3 if policy else None, "protected": False,
-        "protocol": "query_aware", "task": "niah_single_1", "split": "test", "length": 256,
-        "budget_spec": budget, "budget": budget and 32, "example": str(example), "seed": 0,
-        "prompt_tokens": 250, "cached_tokens": 249, "kept_tokens": 32, "cache_bytes": 1,
-        "prediction": "x", "references": ["x"], "score": score, "nll": None,
-        "reply_tokens": None, "seconds": None, "prompt_digest": "0" * 16, "metric": "all",
-        "evidence_tokens": None, "evidence_kept": None, "evidence_lost": None,
-    }  # fmt: skip
+    return result_record(
+        method, policy=policy, policy_seed=3 if policy else None, protected=False,
+        budget_spec=budget, allocator=allocator, task="niah_single_1", score=score,
+        example=str(example),
+    )  # fmt: skip
 
 
 @pytest.fixture
 def results(tmp_path, policy_folder):
     """Ten prompts; this policy answers nine at 12.5%, knorm none, another policy all."""
-    folder = tmp_path / "results"
-    folder.mkdir()
     rows = [record(None, None, 1.0, example) for example in range(10)]
     for policy, right in (("mine", 9), ("other", 10), (None, 0)):
         rows += [record(policy, "12.5%", float(each < right), each) for each in range(10)]
-    JsonLines(folder / "rows.jsonl").rewrite(rows)
-    identity = {"model": "nano", "length": 256, "split": "test", "dtype": "float32", "seed": 0}
-    manifest = {
-        "format": "kvp-results", "format_version": 3, "config": {}, "identity": identity,
-        "notes": [], "earlier_runs": [],
-        "policies": {"mine": sha256_file(policy_folder / INDEX), "other": "0" * 64},
-        "command": ["kvp", "eval", "--policies", "mine,other", "--out", "results"], "seed": 0,
-        "kvp": "0.1.0", "python": "3.11", "packages": {}, "created": "2026-01-01T00:00:00+00:00",
-    }  # fmt: skip
-    write_sealed_json(folder / "manifest.json", manifest)
-    return folder
+    policies = {"mine": sha256_file(policy_folder / INDEX), "other": "0" * 64}
+    return write_results(
+        tmp_path / "results", records=rows, policies=policies, model="nano", length=256
+    )
 
 
 def header(card):
@@ -65,7 +52,7 @@ def test_a_card_tells_what_the_policy_and_its_results_record(policy_folder, resu
         "kvp train --seed 3",
         "| this policy | 0.650 | 0.500 | 0.800 |",
         "nano, 10 prompts of niah_single_1, at most 256 tokens, test split, seed ",
-        "kvp eval --policies mine,other --out results",
+        "kvp eval --out 'two words'",
     ):
         assert line in card
     (row,) = [line for line in card.splitlines() if line.startswith("| kvp (")]

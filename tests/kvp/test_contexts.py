@@ -8,29 +8,18 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors import safe_open
+from small_context import COUNTS, make_context
 
 from kvp.artifacts.tensors import write_safetensors
 from kvp.budgets import parse_budget
-from kvp.contexts import Context, ContextFacts, kept_rows, read_context, read_facts
+from kvp.contexts import Context, kept_rows, read_context, read_facts
 from kvp.errors import ContextError
 from kvp.placeholders import placeholder_ids
-
-COUNTS = [[32, 64], [96, 32]]
-"""224 rows, which two blocks in every layer and head hold."""
 
 
 @pytest.fixture(params=[None, COUNTS], ids=["equal", "uneven"])
 def context(request):
-    torch.manual_seed(0)
-    facts = ContextFacts(
-        model={"id": "m", "weights": "w", "norms": "n", "dtype": "float32"},
-        geometry={"layers": 2, "query_heads": 4, "kv_heads": 2, "head_dim": 8, "layer_indices": []},
-        vocabulary=1000, rope={"rope_type": "default", "rope_theta": 1e4}, tokenizer="t",
-        policy="knorm", budget="50%", tokens=128, kept=64, counts=request.param,
-    )  # fmt: skip
-    shapes = [(64, 2, 8)] * 4 if request.param is None else [(96, 8), (128, 8)] * 2
-    parts = [torch.randn(shape) for shape in shapes]
-    return Context(facts=facts, keys=parts[:2], values=parts[2:], token_ids=torch.arange(128))
+    return make_context(request.param)
 
 
 def test_a_context_comes_back_as_it_was(context, tmp_path):

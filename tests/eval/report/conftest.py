@@ -1,15 +1,9 @@
-"""Makes `toy_results` importable by the tests here, and its report."""
-
-import sys
-from pathlib import Path
+"""The report of `toy_results`."""
 
 import pytest
+from toy_results import answer_records, reply_records, timing_records, write_results
 
 from kvp.program.table import report as main
-
-sys.path.append(str(Path(__file__).parent))
-
-from toy_results import answer_records, reply_records, timing_records, write_results
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from toy_results import result_record
 
 from eval.results.parts import RecordParts
 from eval.results.records import KEY_FIELDS, RecordFile, key_of, merge_records, read_records
@@ -10,13 +11,8 @@ from kvp.errors import ResultsError
 
 
 def _record(example, **fields):
-    none = ("policy", "budget_spec", "policy_seed", "budget", "nll", "reply_tokens", "prediction")
-    return {
-        **dict.fromkeys(none), **dict.fromkeys(("model", "variant", "task", "metric"), "x"),
-        "allocator": "uniform", "method": "full", "protected": False, "protocol": "query_aware",
-        "length": 9, "kept_tokens": 8, "cached_tokens": 8, "example": example, "score": 1.0,
-        "prompt_digest": "0", **fields,
-    }  # fmt: skip
+    usual = {"budget_spec": None, "task": "x", "score": 1.0, "prompt_digest": "0"}
+    return result_record("full", example=example, **usual | fields)
 
 
 def test_records_come_back_in_order_and_their_keys_are_known(tmp_path):
@@ -25,7 +21,7 @@ def test_records_come_back_in_order_and_their_keys_are_known(tmp_path):
     file.append([_record("a"), _record("b", prediction="é\n")])
     file.append([_record("c")])
     assert [record["example"] for record in read_records(path)] == ["a", "b", "c"]
-    assert [record["prediction"] for record in read_records(path)] == [None, "é\n", None]
+    assert [record["prediction"] for record in read_records(path)] == ["", "é\n", ""]
     keys = {key_of(_record(name)) for name in "abc"}
     assert RecordFile(path).values.keys() == file.values.keys() == keys
 

@@ -14,6 +14,8 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from small_context import COUNTS, make_context
+from toy_results import result_record
 
 from eval.methods import build_methods
 from eval.results.folder import load_results
@@ -23,7 +25,7 @@ from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import SEAL, JsonLines
 from kvp.artifacts.manifest import read_sealed_json, write_sealed_json
 from kvp.artifacts.tensors import read_safetensors, write_safetensors, write_sealed_safetensors
-from kvp.contexts import Context, ContextFacts, read_context, read_facts
+from kvp.contexts import read_context, read_facts
 from kvp.errors import KvpError, PolicyError, StoreError, UsageError, first_line
 from kvp.geometry import Geometry
 from kvp.program.table import report
@@ -55,14 +57,8 @@ BUDGETS = {
 RESULT = {"format": "kvp-results", "format_version": 3, "identity": {"model": "m"}, "notes": ["a"],
           "planned": [{"protocol": "query_aware", "prompts": {"t": 2}, "settings": [["full"]]}],
           "policies": {"a": "0"}, "packages": {"torch": "1"}}  # fmt: skip
-ROW = {
-    "model": "m", "method": "full", "variant": "auto", "allocator": "uniform", "protected": False,
-    "policy": None, "policy_seed": None, "protocol": "query_aware", "task": "t", "example": "e",
-    "budget_spec": None, "budget": None, "score": 1.0, "nll": None, "reply_tokens": None,
-    "length": 8, "cached_tokens": 7, "kept_tokens": 7, "prediction": "x", "references": ["x"],
-    "prompt_digest": "0", "metric": "all",
-    "evidence_tokens": 1, "evidence_kept": [[1]],
-}  # fmt: skip
+ROW = result_record("full", protected=False, budget_spec=None, task="t", score=1.0, prediction="x",
+                    references=["x"], evidence_tokens=1, evidence_kept=[[1]])  # fmt: skip
 
 
 def _bits(*tensors):
@@ -109,22 +105,13 @@ def _make_store(folder):
 
 
 def _make_context(folder, counts):
-    """A context of which heads keep 64 tokens, or other counts."""
-    facts = ContextFacts(
-        model={"id": "m", "weights": "w", "norms": "n", "dtype": "float32"},
-        geometry={"layers": 2, "query_heads": 4, "kv_heads": 2, "head_dim": 8, "layer_indices": []},
-        vocabulary=1000, rope={"rope_type": "default", "rope_theta": 1e4}, tokenizer="t",
-        policy="knorm", budget="50%", tokens=128, kept=64, counts=counts,
-    )  # fmt: skip
-    shapes = [(64, 2, 8)] * 4 if counts is None else [(96, 8), (128, 8)] * 2
-    parts = [torch.rand(shape) for shape in shapes]
-    context = Context(facts=facts, keys=parts[:2], values=parts[2:], token_ids=torch.arange(128))
+    context = make_context(counts)
     folder.mkdir()
     path = context.write(folder)
 
     def read():
-        told, again = read_facts(path), read_context(path)
-        assert told == again.facts == facts
+        again = read_context(path)
+        assert read_facts(path) == again.facts == context.facts
         return again.digest, _bits(*again.keys, *again.values, again.token_ids)
 
     return path, read
@@ -171,8 +158,6 @@ def _make_file(name, write, read, folder):
 
 
 RECORDS = [{"name": "é\n", "score": 0.1, "inner": {"2": [1, None]}}, {"name": "b", "score": 1}]
-COUNTS = [[32, 64], [96, 32]]
-"""224 rows, which two blocks in every layer and head hold."""
 KINDS = {
     "policy": _make_policy,
     "store": _make_store,

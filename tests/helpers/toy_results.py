@@ -114,7 +114,7 @@ def timing_records():
     ]  # fmt: skip
 
 
-def manifest(**changes):
+def manifest(*, policies=None, **changes):
     identity = {
         "model": "toy", "revision": None, "length": 20, "split": "test", "essays": None,
         "chat": None, "seed": 0, "dtype": "float32", "sinks": 1, "recents": 2,
@@ -124,15 +124,14 @@ def manifest(**changes):
         "format": "kvp-results", "format_version": 3, "config": {**identity, "out": "r"},
         "seed": 0, "kvp": "0.1.0", "python": "3.11.0", "packages": {"torch": "2.9.0"},
         "command": ["kvp", "eval", "--out", "two words"], "created": "2026-01-01T00:00:00+00:00",
-        "identity": identity, "policies": {},
-        "notes": [], "earlier_runs": [],
+        "identity": identity, "policies": policies or {}, "notes": [], "earlier_runs": [],
     }  # fmt: skip
 
 
-def write_results(folder, *, records=None, timing=None, **identity):
+def write_results(folder, *, records=None, timing=None, policies=None, **identity):
     """Write a results folder; a timing pass only where it is given."""
     folder.mkdir(parents=True)
-    write_sealed_json(folder / "manifest.json", manifest(**identity))
+    write_sealed_json(folder / "manifest.json", manifest(policies=policies, **identity))
     JsonLines(folder / "rows.jsonl").rewrite(answer_records() if records is None else records)
     if timing is not None:
         JsonLines(folder / "timing.jsonl").rewrite(timing)
