@@ -7,6 +7,7 @@ from eval.config import EvalConfig
 from eval.evaluate import Bench
 from kvp.geometry import Geometry
 from kvp.hf import load_model
+from kvp.program.table import evaluate
 from policies.policy_files import PolicyMeta, save_policy
 from policies.ranker import HeadRankers, RankerSpec
 
@@ -24,6 +25,33 @@ def tiny_policy(tmp_path_factory):
     )
     save_policy(folder, rankers, meta)
     return folder
+
+
+@pytest.fixture(scope="session")
+def run_eval(model_folder):
+    """Run kvp eval on `model_folder` and prompts of 300 tokens, into a folder; its exit code.
+
+    Settings are flags by name; those that are None are left out.
+    """
+
+    def run(out, **settings):
+        given = {"model": model_folder, "length": 300, "out": out, **settings}
+        return evaluate([f"--{name}={each}" for name, each in given.items() if each is not None])
+
+    return run
+
+
+@pytest.fixture
+def refusal(capsys):
+    """Read the last line of a program, what it refuses; by then it has loaded no model."""
+
+    def read(program):
+        *progress, line = capsys.readouterr().err.strip().splitlines()
+        assert line.startswith(f"kvp {program}: error: ")
+        assert "loading the model ..." not in progress
+        return line
+
+    return read
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from kvp.program.table import main
 TEXT = "The grass is green. One of the special magic numbers for lazy-cat is: 4821973. " * 12
 
 
-def test_texts_and_rows_become_contexts(tmp_path, capsys):
+def test_texts_and_rows_become_contexts(tmp_path, jsonl, capsys):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text(TEXT)
     (tmp_path / "texts" / "b.md").write_text(TEXT[:-300])
@@ -23,8 +23,7 @@ def test_texts_and_rows_become_contexts(tmp_path, capsys):
         {"messages": [{"role": "user", "content": TEXT}]},
         {"other": 1},
     ]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    documents = [str(tmp_path / "texts"), str(tmp_path / "rows.jsonl")]
+    documents = [str(tmp_path / "texts"), jsonl(tmp_path / "rows.jsonl", *rows)]
     out = tmp_path / "contexts"
     given = [*documents, "--policy", "nano", "--budget", "25%", "--out", str(out)]
     assert main(["compress", *given]) == 0

@@ -1,8 +1,8 @@
 """kvp eval from its command line, on a random model: what it writes and what it refuses."""
 
-import json
 import re
 import shutil
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,11 +11,11 @@ import torch
 import kvp
 from eval.evaluate import evaluate_together
 from eval.results.folder import load_results
+from eval.results.records import read_records
 from eval.run import measure_dry_run
 from kvp.data.sources import data_identity
 from kvp.data.task import TaskSettings
 from kvp.errors import ModelError
-from kvp.program.table import evaluate as main
 from kvp.program.table import run_program
 from policies.policy_files import PolicyMeta, load_policy, save_policy
 
@@ -25,25 +25,20 @@ METHODS = "full,kvp,random,snapkv,oracle,knorm+ada,gvote+self_sized"
 
 
 @pytest.fixture(scope="module")
-def flags(model_folder, tiny_policy):
-    """Make the command line of a small run into a folder."""
-
-    def make(out, **changes):
-        settings = {
-            "model": model_folder, "policies": tiny_policy, "methods": METHODS,
-            "tasks": "niah_single_1,chat", "budgets": "12.5%,25%", "prompts": 2, "length": 300,
-            "timing_prompts": 1, "max_new_tokens": 6, "out": out, **changes,
-        }  # fmt: skip
-        return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-
-    return make
+def evaluate(run_eval, tiny_policy):
+    """Run a small evaluation into a folder."""
+    return partial(
+        run_eval, policies=tiny_policy, methods=METHODS, tasks="niah_single_1,chat",
+        budgets="12.5%,25%", prompts=2, timing_prompts=1, max_new_tokens=6,
+    )  # fmt: skip
 
 
 def _records(out):
-    return [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
+    return list(read_records(out / "rows.jsonl"))
 
 
-def _by_key(records):
+def _by_key(out):
+    records = _records(out)
     names = (
         "method", "allocator", "protected", "policy", "protocol", "task", "budget_spec", "example",
     )  # fmt: skip
@@ -53,14 +48,14 @@ def _by_key(records):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, flags):
+def finished(tmp_path_factory, evaluate):
     out = tmp_path_factory.mktemp("finished") / "results"
-    assert main(flags(out)) == 0
+    assert evaluate(out) == 0
     return out
 
 
-def test_the_program_says_what_it_does_and_what_to_open(finished, flags, capsys):
-    assert main(flags(finished)) == 0
+def test_the_program_says_what_it_does_and_what_to_open(finished, evaluate, capsys):
+    assert evaluate(finished) == 0
     printed = capsys.readouterr()
     for line in ("preparing prompts ...", "loading the model ...", "evaluating: 8/8"):
         assert line in printed.err
@@ -79,7 +74,7 @@ def test_the_program_says_what_it_does_and_what_to_open(finished, flags, capsys)
 def test_every_variant_has_its_record(finished):
     records = _records(finished)
     # full, 5 methods x 2 budgets x 2 protections, self-sized x 2; 2 prompts of 2 tasks, 2 protocols
-    assert len(_by_key(records)) == (1 + 5 * 2 * 2 + 2) * 2 * 2 * 2
+    assert len(_by_key(finished)) == (1 + 5 * 2 * 2 + 2) * 2 * 2 * 2
     for record in records:
         if record["method"] == "full":
             assert (record["budget"], record["kept_tokens"]) == (None, record["cached_tokens"])
@@ -99,7 +94,7 @@ def test_every_variant_has_its_record(finished):
 
 
 def test_the_other_files_cover_all_methods(finished):
-    timing = [json.loads(line) for line in (finished / "timing.jsonl").read_text().splitlines()]
+    timing = list(read_records(finished / "timing.jsonl"))
     assert len(timing) == 1 + 5 * 2 + 1
     for record in timing:
         assert record["cache_bytes"] == record["kept_tokens"] * BYTES_PER_TOKEN
@@ -114,68 +109,64 @@ def test_the_other_files_cover_all_methods(finished):
             assert record["kept_tokens"] == record["budget"]
 
 
-def test_a_method_that_the_model_cannot_serve_is_named(tmp_path, flags, monkeypatch, capsys):
+def test_a_method_that_the_model_cannot_serve_is_named(tmp_path, evaluate, monkeypatch, capsys):
     def refused(*_):
         raise ModelError("GPTNeoXForCausalLM has no attention module")
 
     monkeypatch.setattr("kvp.hf.scorer_inputs.rope_of", refused)
     for dry_run in ("true", "false"):
         changes = {"methods": "full,knorm,expected_attention", "dry_run": dry_run}
-        assert main(flags(tmp_path / "results", **changes)) == 2
+        assert evaluate(tmp_path / "results", **changes) == 2
         said = "error: method expected_attention: GPTNeoXForCausalLM has no attention module"
         assert capsys.readouterr().err.splitlines()[-1].endswith(said)
 
 
-def test_a_killed_run_resumes_to_the_same_records(finished, tmp_path, flags):
+def test_a_killed_run_resumes_to_the_same_records(finished, tmp_path, evaluate):
     out = tmp_path / "results"
     shutil.copytree(finished, out)
     whole = (out / "rows.jsonl").read_bytes()
     lines = whole.splitlines(keepends=True)
     (out / "rows.jsonl").write_bytes(b"".join(lines[:50]) + lines[50][:25])
-    assert main(flags(out, timing_prompts=0)) == 0
-    assert _by_key(_records(out)) == _by_key(_records(finished))
+    assert evaluate(out, timing_prompts=0) == 0
+    assert _by_key(out) == _by_key(finished)
 
 
 @pytest.mark.parametrize("step", ["measure_times", "seal"])
-def test_a_run_that_is_killed_behind_its_rows_is_unfinished(
-    step, finished, tmp_path, flags, monkeypatch
+def test_a_run_that_is_killed_after_its_last_row_is_unfinished(
+    step, finished, tmp_path, evaluate, monkeypatch
 ):
     def killed(*_):
         raise KeyboardInterrupt
 
     out = tmp_path / "results"
-    arguments = flags(out)
     with monkeypatch.context() as patch:
         patch.setattr(f"eval.run.{step}", killed)
-        assert main(arguments) == 130
-    assert _by_key(_records(out)) == _by_key(_records(finished))
+        assert evaluate(out) == 130
+    assert _by_key(out) == _by_key(finished)
     with pytest.warns(UserWarning, match=r"^Unfinished: the last run has not ended; the same"):
         kvp.read_results(out)
-    assert main(arguments) == 0
+    assert evaluate(out) == 0
     assert kvp.read_results(out).unfinished == ""
     assert {path.name for path in out.iterdir()} == {path.name for path in finished.iterdir()}
 
 
 @pytest.mark.parametrize(("task", "label"), [("a`b", "mine"), ("x" * 1001, "mine"), ("a", "b\nc")])
 def test_a_name_that_results_cannot_hold_is_refused_before_any_work(
-    task, label, tmp_path, flags, tiny_policy, capsys
+    task, label, tmp_path, evaluate, tiny_policy, jsonl, refusal
 ):
-    data = tmp_path / "rows.jsonl"
     row = {"context": "The sky is blue.", "question": "Which colour?", "answer": "blue"}
-    data.write_text(json.dumps({**row, "task": task}))
+    data = jsonl(tmp_path / "rows.jsonl", {**row, "task": task})
     changes = {"methods": "full,kvp", "tasks": "data", "split": "all", "data": data}
-    changes["policies"] = f"{label}={tiny_policy}"
-    message = _refusal(capsys, flags(tmp_path / "out", **changes))
-    assert re.search("has (the character|more than 1,000 characters)", message)
+    assert evaluate(tmp_path / "out", policies=f"{label}={tiny_policy}", **changes) == 2
+    assert re.search("has (the character|more than 1,000 characters)", refusal("eval"))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_finished_run_can_be_extended(finished, tmp_path, flags):
+def test_a_finished_run_can_be_extended(finished, tmp_path, evaluate):
     out = tmp_path / "results"
     shutil.copytree(finished, out)
     before = (out / "rows.jsonl").read_bytes()
-    changes = {"prompts": 3, "methods": "full,tova", "timing_prompts": 0}
-    assert main(flags(out, **changes)) == 0
+    assert evaluate(out, prompts=3, methods="full,tova", timing_prompts=0) == 0
     after = (out / "rows.jsonl").read_bytes()
     assert after.startswith(before)
     added = [
@@ -184,14 +175,6 @@ def test_a_finished_run_can_be_extended(finished, tmp_path, flags):
     assert len(added) == 2 * 2  # one new prompt per task, both protocols
     methods = {spec.partition("+")[0] for spec in METHODS.split(",")}
     assert {record["method"] for record in _records(out)} == {*methods, "tova"}
-
-
-def _refusal(capsys, arguments):
-    assert main(arguments) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert lines[-1].startswith("kvp eval: error: ")
-    assert "loading the model ..." not in lines, "what can be refused is refused before"
-    return lines[-1]
 
 
 @pytest.mark.parametrize(
@@ -214,25 +197,25 @@ def _refusal(capsys, arguments):
     ],
 )
 def test_mistakes_are_one_line_before_the_weights_are_loaded(
-    changes, words, capsys, tmp_path, flags, monkeypatch
+    changes, words, refusal, tmp_path, evaluate, monkeypatch
 ):
     monkeypatch.delattr("eval.work.load_configured_model")
-    out = tmp_path / "results"
-    assert words in _refusal(capsys, flags(out, **changes))
-    assert not out.exists()
+    assert evaluate(tmp_path / "results", **changes) == 2
+    assert words in refusal("eval")
+    assert not (tmp_path / "results").exists()
 
 
-def test_a_dry_run_tells_the_work_and_writes_nothing(tmp_path, flags, capsys):
-    out = tmp_path / "results"
-    arguments = flags(out, dry_run="true")
-    at = arguments.index("--out")
-    assert main(arguments[:at] + arguments[at + 2 :]) == 0
+def test_a_dry_run_says_how_much_there_is_to_do_and_writes_nothing(
+    tmp_path, evaluate, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert evaluate(None, dry_run="true") == 0
     output = capsys.readouterr().err
     assert (
         "4 prompts of 2 tasks, 8 evaluations of 23 settings each; 4 KV heads in 2 layers" in output
     )
     assert "for all 8 evaluations" in output
-    assert not out.exists()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("device", "passes"), [("cpu", 1), ("cuda", 2)])
@@ -255,7 +238,7 @@ def test_a_dry_run_measures_what_a_gpu_has_warmed_up_for(device, passes, monkeyp
     assert said in capsys.readouterr().err
 
 
-def test_an_interrupted_run_says_so_wherever_it_is_shown(tmp_path, flags, monkeypatch, capsys):
+def test_an_interrupted_run_says_so_wherever_it_is_shown(tmp_path, evaluate, monkeypatch, capsys):
     left = iter(range(3))
 
     def interrupted(*given):
@@ -263,10 +246,12 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(tmp_path, flags, monkey
             raise KeyboardInterrupt
         return evaluate_together(*given)
 
-    changes = {"methods": "full,knorm", "tasks": "niah_single_1", "timing_prompts": 0}
-    arguments = flags(tmp_path / "r", prompts=3, **changes)
+    run = partial(
+        evaluate, tmp_path / "r", methods="full,knorm", tasks="niah_single_1", prompts=3,
+        timing_prompts=0,
+    )  # fmt: skip
     monkeypatch.setattr("eval.work.evaluate_together", interrupted)
-    assert main(arguments) == 130
+    assert run() == 130
     assert capsys.readouterr().err.splitlines()[-1] == (
         "kvp eval: interrupted; 3 of 6 evaluations done, unfinished; the same command continues"
     )
@@ -291,20 +276,19 @@ def test_an_interrupted_run_says_so_wherever_it_is_shown(tmp_path, flags, monkey
     assert page.partition("<p")[2].startswith(f' class="note">{said}<')
     monkeypatch.setattr("eval.work.evaluate_together", evaluate_together)
     # a run of fewer methods ends; the folder is still unfinished
-    fewer = [part.replace("full,knorm", "full") for part in arguments]
-    assert main(fewer) == 0
+    assert run(methods="full") == 0
     said = said.replace("the same command", "an earlier command, whose --methods has knorm,")
     assert capsys.readouterr().out.startswith(said)
     # who asks for fewer prompts has them all
-    assert main([*arguments, "--prompts", "2"]) == 0
+    assert run(prompts=2) == 0
     assert "nfinished" not in capsys.readouterr().out
-    assert main(arguments) == 0
+    assert run() == 0
     assert "nfinished" not in capsys.readouterr().out
     assert kvp.read_results(tmp_path / "r").unfinished == ""
 
 
 def test_a_policy_of_a_model_with_the_same_heads_gives_a_note(
-    tmp_path, model_folder, flags, tiny_policy, capsys
+    tmp_path, model_folder, evaluate, tiny_policy, capsys
 ):
     policy, other = load_policy(tiny_policy), tmp_path / "other"
     model = {"id": "their/model", "revision": None, "weights": "another"}
@@ -313,19 +297,19 @@ def test_a_policy_of_a_model_with_the_same_heads_gives_a_note(
         "methods": "kvp", "prompts": 1, "timing_prompts": 0,
         "tasks": "niah_single_1", "budgets": "25%", "protocols": "query_aware",
     }  # fmt: skip
-    assert main(flags(tmp_path / "out", policies=other, **changes)) == 0
+    assert evaluate(tmp_path / "out", policies=other, **changes) == 0
     note = f"policy other: made on their/model, this model is {model_folder.name}"
     assert f"note: {note}" in capsys.readouterr().err
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert note in manifest["notes"]
+    assert note in load_results(tmp_path / "out").manifest["notes"]
 
 
-def test_rows_that_a_policy_was_trained_on_are_said(tmp_path, flags, tiny_policy, capsys):
-    policy, data = load_policy(tiny_policy), tmp_path / "rows.jsonl"
+def test_rows_that_a_policy_was_trained_on_are_noted(
+    tmp_path, evaluate, tiny_policy, jsonl, capsys
+):
+    policy = load_policy(tiny_policy)
     rows = ({"context": f"It is {n}.", "question": "What?", "answer": str(n)} for n in range(40))
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recorded = data_identity(TaskSettings(data=str(data), length=300), ())
-    training = {"text": {"data": recorded}}
+    data = jsonl(tmp_path / "rows.jsonl", *rows)
+    training = {"text": {"data": data_identity(TaskSettings(data=data, length=300), ())}}
     meta = PolicyMeta(geometry=policy.geometry, model=policy.metadata["model"], training=training)
     save_policy(tmp_path / "own", policy.rankers, meta)
     changes = {
@@ -334,7 +318,7 @@ def test_rows_that_a_policy_was_trained_on_are_said(tmp_path, flags, tiny_policy
     }  # fmt: skip
     for split, said in (("all", True), ("test", False)):
         out = tmp_path / split
-        assert main(flags(out, policies=tmp_path / "own", split=split, **changes)) == 0
+        assert evaluate(out, policies=tmp_path / "own", split=split, **changes) == 0
         note = "policy own: trained on rows of --data, which --split all measures, too"
         assert (f"note: {note}" in capsys.readouterr().err) == said
         results = load_results(out)

@@ -1,6 +1,5 @@
 """Several questions on one context: one prefill and one compression, the same records."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -8,26 +7,31 @@ import pytest
 from eval.config import EvalConfig
 from eval.evaluate import Bench, evaluate_together
 from eval.prepare import build_run_methods, prepare
-from eval.results.records import RecordFile, key_of
+from eval.results.records import RecordFile, key_of, read_records
 from eval.work import by_prefill, evaluate_all
 
 CONTEXT = "The sky is blue. The grass is green. Here we go. There and back again. " * 3
 
 
-ROWS = [
-    {"context": CONTEXT, "task": "sky",
-     "questions": [{"question": "What is the sky?", "answer": "blue"},
-                   {"question": "Who is it?", "answer": "we"},
-                   {"question": "Where?", "answer": "There"}]},
-    {"context": CONTEXT, "question": "Which one?", "answer": "sky", "task": "sky"},
-    {"context": CONTEXT[20:], "question": "What is the grass?", "answer": "green", "task": "sky"},
-]  # fmt: skip
+@pytest.fixture
+def rows(tmp_path, jsonl):
+    """A file with four questions of one context, and one of another."""
+    content = [
+        {"context": CONTEXT, "task": "sky",
+         "questions": [{"question": "What is the sky?", "answer": "blue"},
+                       {"question": "Who is it?", "answer": "we"},
+                       {"question": "Where?", "answer": "There"}]},
+        {"context": CONTEXT, "question": "Which one?", "answer": "sky", "task": "sky"},
+        {"context": CONTEXT[20:], "question": "What is the grass?", "answer": "green",
+         "task": "sky"},
+    ]  # fmt: skip
+    return jsonl(tmp_path / "my.jsonl", *content)
 
 
 @pytest.fixture
-def prepared(model_folder, tmp_path, jsonl):
+def prepared(model_folder, rows):
     config = EvalConfig(
-        model=str(model_folder), tasks="data", data=jsonl(tmp_path / "r.jsonl", *ROWS), split="all",
+        model=str(model_folder), tasks="data", data=rows, split="all",
         length=300, methods="full,knorm,snapkv,oracle,kvzip+global", budgets="30%",
         protection="off", max_new_tokens=6, out="unused",
     )  # fmt: skip
@@ -48,10 +52,9 @@ def test_records_are_those_of_each_question_alone(bench, prepared, tmp_path, mon
     prompt = prepared.work[0][0]  # a killed run: one question about a context of several is there
     file.append(one for one in alone.values() if one["example"] == prompt.sample.id)
     evaluate_all(bench, prepared, file)
-    together = [json.loads(line) for line in file.path.read_text().splitlines()]
+    together = list(read_records(file.path))
     assert len(together) == len(alone) == 5 * 2 * 5
     for record in together:
-        del record["checksum"]
         assert record == alone[key_of(record)]
     assert prefills.count("query_agnostic") == 2  # contexts
     assert prefills.count("query_aware") == 4  # questions that were left

@@ -11,71 +11,66 @@ import torch
 import kvp
 from eval.config import EvalConfig
 from eval.prepare import load_prompts
+from eval.results.records import read_records
 from kvp.data.metrics import METRICS, score_answer
 from kvp.data.task import TaskSettings
 from kvp.hf import load_model, load_tokenizer
 from kvp.plugins import import_object
-from kvp.program.table import evaluate as main
 from kvp.program.table import report
 
 
-def _short(folder, out, **changes):
-    arguments = {
-        "model": folder, "length": 300, "methods": "full,knorm", "budgets": "50%", "prompts": 2,
-        "protection": "off", "timing_prompts": 0, "max_new_tokens": 4, "out": out,
-        **changes,
-    }  # fmt: skip
-    return main([part for k, v in arguments.items() for part in (f"--{k}", str(v))])
+@pytest.fixture
+def evaluate(run_eval, tmp_path):
+    """Run a short evaluation of two prompts into `tmp_path / "out"`; its exit code."""
+    return partial(
+        run_eval, tmp_path / "out", methods="full,knorm", budgets="50%", prompts=2,
+        protection="off", timing_prompts=0, max_new_tokens=4,
+    )  # fmt: skip
 
 
-_benchmark = partial(_short, length=700, protocols="query_agnostic", split="all")
+@pytest.fixture
+def evaluate_benchmark(evaluate):
+    return partial(evaluate, length=700, protocols="query_agnostic", split="all")
 
 
-def _rows(folder, data, out, **changes):
-    changes = {"split": "all", **changes}
-    return _short(folder, out, tasks="data", data=data, prompts=100, **changes)
+@pytest.fixture
+def records(tmp_path):
+    """Read what `evaluate` wrote."""
+    return lambda: list(read_records(tmp_path / "out/rows.jsonl"))
 
 
-def _records(out):
-    return [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
-
-
-def test_a_heat_map(model_folder, tmp_path):
-    out = tmp_path / "out"
-    assert _benchmark(
-        model_folder, out, tasks="niah_heatmap", prompts=4, split="test",
-        depths="0,100", lengths="350, 500",
-    ) == 0  # fmt: skip
-    records = _records(out)
-    assert len(records) == 4 * 2
-    cells = {(r["labels"]["depth"], r["labels"]["prompt_length"]) for r in records}
+def test_a_heat_map(evaluate_benchmark, records, tmp_path):
+    grid = {"depths": "0,100", "lengths": "350, 500"}
+    assert evaluate_benchmark(tasks="niah_heatmap", prompts=4, split="test", **grid) == 0
+    found = records()
+    assert len(found) == 4 * 2
+    cells = {(r["labels"]["depth"], r["labels"]["prompt_length"]) for r in found}
     assert cells == {(0, 350), (100, 350), (0, 500), (100, 500)}
-    assert all(r["prompt_tokens"] <= r["labels"]["prompt_length"] for r in records)
-    rows = kvp.read_results(str(out))
+    assert all(r["prompt_tokens"] <= r["labels"]["prompt_length"] for r in found)
+    rows = kvp.read_results(str(tmp_path / "out"))
     labels = pandas.json_normalize(rows["labels"])  # as docs/data.md has it
     cells = rows.join(labels).pivot_table("score", "depth", "prompt_length")
     assert cells.shape == (2, 2)
     deep = {"depth": 100, "prompt_length": 500}
-    assert cells[500][100] == mean(r["score"] for r in records if r["labels"] == deep)
-    manifest = json.loads((out / "manifest.json").read_text())
+    assert cells[500][100] == mean(r["score"] for r in found if r["labels"] == deep)
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
     assert manifest["identity"]["depths"] == "0,100"
 
 
-def test_a_folder_of_longbench(model_folder, tmp_path, capsys, jsonl):
+def test_a_folder_of_longbench(evaluate_benchmark, records, tmp_path, jsonl, capsys):
     row = {"input": "Who?", "context": "The sky is blue. " * 99, "answers": ["sky"],
            "all_classes": ["sky", "sun"]}  # fmt: skip
     folder = tmp_path / "data"
     folder.mkdir()
     jsonl(folder / "hotpotqa.jsonl", row, {**row, "answers": []})
     jsonl(folder / "trec.jsonl", row)
-    assert _benchmark(model_folder, tmp_path / "out", tasks="longbench", data=folder) == 0
+    assert evaluate_benchmark(tasks="longbench", data=folder) == 0
     message = " ".join(capsys.readouterr().err.split())
     assert "longbench_narrativeqa, longbench_qasper" in message
     assert f"are left out: --data {folder} has nothing for them" in message
     assert "longbench_hotpotqa: skipped 1 of 2 rows: line 2 has no answers" in message
-    records = _records(tmp_path / "out")
-    assert {record["task"] for record in records} == {"longbench_hotpotqa", "longbench_trec"}
-    assert {record["metric"] for record in records} == {"f1", "classification"}
+    metrics = {record["task"]: record["metric"] for record in records()}
+    assert metrics == {"longbench_hotpotqa": "f1", "longbench_trec": "classification"}
 
 
 TASK = """
@@ -99,47 +94,47 @@ class Letters:
 """
 
 
-def test_a_task_object_from_python(model_folder, tmp_path, own_module):
+def test_a_task_object_from_python(model_folder, tmp_path, own_module, records):
     name = own_module("kvp_test_object", TASK)
     kvp.evaluate(
         tasks=[import_object(f"{name}:Letters", "")()], model=str(model_folder), length=300,
         methods="full", prompts=1, timing_prompts=0, out=str(tmp_path / "out"),
         data=str(tmp_path / f"{name}.py"),
     )  # fmt: skip
-    assert {record["score"] for record in _records(tmp_path / "out")} == {0.25}
+    assert {record["score"] for record in records()} == {0.25}
 
 
 def test_a_task_of_ones_own_scores_itself_and_is_refused_when_it_has_changed(
-    model_folder, tmp_path, own_module, capsys
+    evaluate, records, own_module, tmp_path, capsys
 ):
     own_module("changing", TASK)
-    assert _short(model_folder, tmp_path / "out", tasks="changing:Letters", prompts=1) == 0
-    before = _records(tmp_path / "out")
+    assert evaluate(tasks="changing:Letters", prompts=1) == 0
+    before = records()
     assert [(record["task"], record["score"]) for record in before] == [("letters", 0.25)] * 4
     assert len({record["prompt_digest"] for record in before}) == 1
     other = TASK.replace("is blue", "is as grey as ever")
     own_module("changing", other)
     for code, said in ((other, "file called 'changing.py'"), (TASK, "prompt called letters/0")):
         (tmp_path / "changing.py").write_text(code)
-        assert _short(model_folder, tmp_path / "out", tasks="changing:Letters", prompts=2) == 2
+        assert evaluate(tasks="changing:Letters", prompts=2) == 2
         (line,) = (line for line in capsys.readouterr().err.splitlines() if "error" in line)
         assert said in line  # with the old file, too: the other code is imported by then
         assert "--out" in line
-    assert _records(tmp_path / "out") == before
+    assert records() == before
 
 
 CONTEXT = "The sky is blue. The grass is green. There are 7 suns. "
 
 
-def test_every_metric(model_folder, tmp_path, jsonl):
+def test_every_metric(evaluate, records, tmp_path, jsonl):
     rows = [
         {"context": CONTEXT, "question": "What?", "answers": ["e 7", "8"], "metric": metric,
          "task": metric}
         for metric in (*METRICS, "none")
     ]  # fmt: skip
-    out = tmp_path / "out"
-    assert _rows(model_folder, jsonl(tmp_path / "my.jsonl", *rows), out) == 0
-    found = _records(out)
+    data = jsonl(tmp_path / "my.jsonl", *rows)
+    assert evaluate(tasks="data", data=data, prompts=100, split="all") == 0
+    found = records()
     assert {record["metric"] for record in found} == {*METRICS, "none"}
     assert len(found) == len(rows) * 2 * 2
     for record in found:
@@ -150,17 +145,17 @@ def test_every_metric(model_folder, tmp_path, jsonl):
         else:
             score = score_answer(record["prediction"], record["metric"], record["references"])
             assert record["score"] == score
-    assert report([str(out), "--out", str(tmp_path / "report.html")]) == 0
+    assert report([str(tmp_path / "out"), "--out", str(tmp_path / "report.html")]) == 0
 
 
-def test_what_cannot_be_used_is_one_line_each(model_folder, tmp_path, capsys, jsonl):
+def test_rows_that_cannot_be_used_are_one_line_each(evaluate, tmp_path, jsonl, capsys):
     """`tests/kvp/data/rows` has every reason."""
     data = jsonl(tmp_path / "none.jsonl", {"context": CONTEXT, "question": "?", "expected": "e"})
-    assert _rows(model_folder, data, tmp_path / "none", split="test") == 2
+    assert evaluate(tasks="data", data=data, prompts=100, split="test") == 2
     message = " ".join(capsys.readouterr().err.split())
     assert "keys that were not read (1): expected; " in message
     assert message.endswith("rows that fit, longer texts or another --length, or --split all")
-    assert not (tmp_path / "none").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def prompts_of(model, **changes):
@@ -169,17 +164,17 @@ def prompts_of(model, **changes):
     return load_prompts(TaskSettings.of(config, count=config.prompts, seed=0), tokenizer)
 
 
-def test_the_perplexity_of_reference_answers(tmp_path, model_folder, capsys, jsonl):
-    out = tmp_path / "results"
+def test_the_perplexity_of_reference_answers(
+    evaluate, records, tmp_path, model_folder, jsonl, capsys
+):
     rows = (
         {"context": f"House {n} is c{n}.", "question": f"What is house {n}?", "answer": f"c{n}"}
         for n in range(60)
     )
-    squad = jsonl(tmp_path / "squad.jsonl", *rows)
-    given = {"tasks": "niah_single_1,qa_1", "squad": squad}
+    given = {"tasks": "niah_single_1,qa_1", "squad": jsonl(tmp_path / "squad.jsonl", *rows)}
     given |= {"length": 400, "protocols": "query_aware"}
-    assert _short(model_folder, out, measure="perplexity", **given) == 0
-    found = _records(out)
+    assert evaluate(measure="perplexity", **given) == 0
+    found = records()
     assert len(found) == 2 * 2 * 2
     model, tokenizer = load_model(str(model_folder))
     prompts, _ = prompts_of(model_folder, prompts=2, measure="perplexity", **given)

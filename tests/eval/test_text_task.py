@@ -1,6 +1,5 @@
 """The task `text`: stretches of running text in disjoint splits."""
 
-import json
 import random
 import shutil
 
@@ -8,11 +7,11 @@ import pytest
 
 from eval.config import EvalConfig
 from eval.prepare import load_prompts
+from eval.results.records import read_records
 from kvp.data.splits import split_of
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 from kvp.hf import load_model
-from kvp.program.table import evaluate as main
 
 WORDS = ["green", "grass", "blue", "sky", "yellow", "sun", "there", "and", "back", "again"]
 
@@ -31,9 +30,11 @@ def tokenizer(model_folder):
     return load_model(str(model_folder))[1]
 
 
-@pytest.fixture
-def texts(tmp_path, jsonl):
-    return jsonl(tmp_path / "rows.jsonl", *({"text": text} for text in _documents(40)))
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory, jsonl):
+    """A file of 40 rows with running text."""
+    rows = ({"text": text} for text in _documents(40))
+    return jsonl(tmp_path_factory.mktemp("texts") / "rows.jsonl", *rows)
 
 
 def _load(tokenizer, text, positions=None, **fields):
@@ -96,18 +97,16 @@ def test_a_reply_beyond_the_models_positions_is_refused(tokenizer, texts):
         _load(tokenizer, None, positions=80, **given)
 
 
-def test_a_model_without_chat_template_is_measured_on_text(model_folder, texts, tmp_path):
+def test_a_model_without_chat_template_is_measured_on_text(model_folder, texts, tmp_path, run_eval):
     folder = tmp_path / "model"
     shutil.copytree(model_folder, folder)
     (folder / "chat_template.jinja").unlink()
-    out = tmp_path / "results"
-    arguments = {
-        "model": folder, "tasks": "text", "text": texts, "length": 64, "continuation_tokens": 16,
-        "methods": "full,snapkv+ada", "budgets": "50%", "protection": "off", "prompts": 2,
-        "timing_prompts": 1, "out": out,
-    }  # fmt: skip
-    assert main([part for k, v in arguments.items() for part in (f"--{k}", str(v))]) == 0
-    records = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
+    assert run_eval(
+        tmp_path / "results", model=folder, tasks="text", text=texts, length=64,
+        continuation_tokens=16, methods="full,snapkv+ada", budgets="50%", protection="off",
+        prompts=2, timing_prompts=1,
+    ) == 0  # fmt: skip
+    records = list(read_records(tmp_path / "results/rows.jsonl"))
     assert {record["protocol"] for record in records} == {"query_agnostic"}
     assert len(records) == 2 * 2
     assert {record["reply_tokens"] for record in records} == {16}

@@ -1,7 +1,6 @@
 """kvp evolve from its command line, on a random model: what it writes, resumes and refuses."""
 
 import shutil
-from functools import partial
 
 import numpy as np
 import pytest
@@ -20,16 +19,20 @@ from kvp.ranking import UNPROTECTED, Protection
 from policies.budget_files import load_budgets
 from policies.registry import make_method
 
-main = partial(run_program, "evolve")
 
+@pytest.fixture(scope="module")
+def evolve(model_folder):
+    """Run a small search into a folder; its exit code."""
 
-def _arguments(folder, out, **changes):
-    settings = {
-        "model": folder, "scorer": "keydiff", "tasks": "niah_single_1,chat", "budget": "20%",
-        "search_prompts": 3, "holdout": 4, "length": 300, "generations": 2, "max_new_tokens": 5,
-        "out": out, **changes,
-    }  # fmt: skip
-    return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    def run(out, **changes):
+        settings = {
+            "model": model_folder, "scorer": "keydiff", "tasks": "niah_single_1,chat",
+            "budget": "20%", "search_prompts": 3, "holdout": 4, "length": 300, "generations": 2,
+            "max_new_tokens": 5, "out": out, **changes,
+        }  # fmt: skip
+        return run_program("evolve", [f"--{name}={value}" for name, value in settings.items()])
+
+    return run
 
 
 def _journal(out):
@@ -38,9 +41,9 @@ def _journal(out):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, model_folder):
+def finished(tmp_path_factory, evolve):
     out = tmp_path_factory.mktemp("finished") / "search"
-    assert main(_arguments(model_folder, out)) == 0
+    assert evolve(out) == 0
     return out
 
 
@@ -74,27 +77,27 @@ def test_the_cache_really_keeps_what_was_searched(finished, model_folder):
     assert nbytes == [count * per_token for count in point.counts]
 
 
-def test_a_finished_run_is_left_alone(finished, model_folder, monkeypatch, capsys):
+def test_a_finished_run_is_left_alone(finished, evolve, monkeypatch, capsys):
     before = {path: path.read_bytes() for path in finished.iterdir()}
     monkeypatch.setattr(eval.evolve.run, "load_bench", lambda *_, **__: pytest.fail("ran a model"))
-    assert main(_arguments(model_folder, finished)) == 0
+    assert evolve(finished) == 0
     assert {path: path.read_bytes() for path in finished.iterdir()} == before
     output = capsys.readouterr()
     assert "is finished" in output.err
     assert "held out" in output.out
 
 
-def test_budgets_of_another_search_are_not_taken_for_this_one(finished, model_folder, tmp_path):
+def test_budgets_of_another_search_are_not_taken_for_this_one(finished, evolve, tmp_path):
     out, other = tmp_path / "search", tmp_path / "other"
     shutil.copytree(finished, out)
-    assert main(_arguments(model_folder, other, scorer="knorm")) == 0
+    assert evolve(other, scorer="knorm") == 0
     shutil.copy(other / "budgets.json", out)
-    assert main(_arguments(model_folder, out)) == 0
+    assert evolve(out) == 0
     ours, theirs = load_budgets(out), load_budgets(finished)
     assert (ours.scorer, ours.counts, ours.held_out) == ("keydiff", theirs.counts, theirs.held_out)
 
 
-def test_a_run_killed_between_generations_resumes(finished, model_folder, tmp_path, monkeypatch):
+def test_a_run_killed_between_generations_resumes(finished, evolve, tmp_path, monkeypatch):
     append = Journal.append
 
     def killed(journal, entry):
@@ -104,18 +107,18 @@ def test_a_run_killed_between_generations_resumes(finished, model_folder, tmp_pa
 
     out = tmp_path / "search"
     monkeypatch.setattr(Journal, "append", killed)
-    assert main(_arguments(model_folder, out)) == 130
+    assert evolve(out) == 130
     assert not (out / "budgets.json").exists()
     monkeypatch.undo()
-    assert main(_arguments(model_folder, out)) == 0
+    assert evolve(out) == 0
     assert _journal(out) == _journal(finished)
     ours, theirs = load_budgets(out), load_budgets(finished)
     assert (ours.counts, ours.held_out) == (theirs.counts, theirs.held_out)
 
 
-def test_prompts_that_do_not_fit_the_memory_change_nothing(finished, model_folder, tmp_path):
+def test_prompts_that_do_not_fit_the_memory_change_nothing(finished, evolve, tmp_path):
     out = tmp_path / "search"
-    assert main(_arguments(model_folder, out, memory_gb=0, decode_batch=2)) == 0
+    assert evolve(out, memory_gb=0, decode_batch=2) == 0
     ours, theirs = _journal(out), _journal(finished)
     assert [record["schemes"] for record in ours] == [record["schemes"] for record in theirs]
     for mine, other in zip(ours, theirs, strict=True):
@@ -131,14 +134,10 @@ def test_prompts_that_do_not_fit_the_memory_change_nothing(finished, model_folde
         ({"budget": "5000"}, "--budget 5000 evicts nothing"),
     ],
 )
-def test_mistakes_are_one_line(changes, words, tmp_path, model_folder, capsys):
-    out = tmp_path / "search"
-    assert main(_arguments(model_folder, out, **changes)) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert lines[-1].startswith("kvp evolve: error: ")
-    assert "loading the model ..." not in lines, "what can be refused is refused before"
-    assert words in lines[-1]
-    assert not out.exists()
+def test_mistakes_are_one_line(changes, words, tmp_path, evolve, refusal):
+    assert evolve(tmp_path / "search", **changes) == 2
+    assert words in refusal("evolve")
+    assert not (tmp_path / "search").exists()
 
 
 def test_percentages_follow_each_prompt():

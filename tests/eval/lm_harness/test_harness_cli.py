@@ -6,14 +6,13 @@ import sys
 from eval.lm_harness import cli
 
 
-def test_a_run_from_the_command_line(model_folder, tmp_path, capsys):
+def test_a_run_from_the_command_line(model_folder, tmp_path, jsonl, capsys):
     passage = "The grass is green. The sky is blue. The sun is yellow. Here we go. " * 4
     rows = [{"passage": passage, "question": "is it so", "label": n % 2} for n in range(3)]
-    data = tmp_path / "boolq.jsonl"
-    data.write_text("\n".join(map(json.dumps, rows)))
+    data = jsonl(tmp_path / "boolq.jsonl", *rows)
     task = {
         "task": "mine", "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "dataset_kwargs": {"data_files": {"test": data}},
         "test_split": "test", "output_type": "multiple_choice", "doc_to_choice": ["no", "yes"],
         "doc_to_text": "{{passage}}\nQuestion: {{question}}?\nAnswer:", "doc_to_target": "label",
     }  # fmt: skip

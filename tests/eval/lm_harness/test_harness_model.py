@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import kvp
 from eval.lm_harness.model import KvpLM
+from eval.results.records import read_records
 from kvp.errors import UsageError
 from kvp.hf import load_model
 from kvp.ranking import UNPROTECTED
@@ -139,12 +140,12 @@ def test_a_boundary_is_where_the_field_ends(model_folder):
         ({"passage": "elsewhere"}, "the prompt holds no text of the document's passage"),
     ],
 )
-def test_a_missing_field_is_one_line(model_folder, doc, message):
+def test_a_missing_field_is_one_line(model_folder, doc, message, one_line):
     lm = _lm(model_folder, method="knorm", budget="50%", question="outside")
     for ask, arguments in ((lm.loglikelihood, (PROMPT, " yes")), (lm.generate_until, (TEXT, {}))):
-        with pytest.raises(UsageError) as error:
-            ask([Instance("loglikelihood", doc, arguments, 0)], disable_tqdm=True)
-        assert message in str(error.value)
+        request = Instance("loglikelihood", doc, arguments, 0)
+        with one_line(UsageError, message):
+            ask([request], disable_tqdm=True)
 
 
 @pytest.mark.parametrize(
@@ -223,21 +224,18 @@ ROWS = [
 @pytest.mark.parametrize(
     ("protocol", "question"), [("query_aware", "inside"), ("query_agnostic", "outside")]
 )
-def test_answers_are_those_of_kvp_eval(model_folder, tmp_path, protocol, question):
-    data = tmp_path / "rows.jsonl"
-    data.write_text("\n".join(map(json.dumps, ROWS)))
+def test_answers_are_those_of_kvp_eval(model_folder, tmp_path, protocol, question, jsonl):
+    data = jsonl(tmp_path / "rows.jsonl", *ROWS)
     kvp.evaluate(
-        model=str(model_folder), tasks="data", data=str(data), split="all", prompts=3,
+        model=str(model_folder), tasks="data", data=data, split="all", prompts=3,
         methods="snapkv+ada", budgets="25%", protocols=protocol, protection="on", length=500,
         max_new_tokens=10, timing_prompts=0, out=str(tmp_path / "out"),
     )  # fmt: skip
-    lines = (tmp_path / "out/rows.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    theirs = {row["references"][0]: row for row in rows}
+    theirs = {row["references"][0]: row for row in read_records(tmp_path / "out/rows.jsonl")}
 
     task = {
         "task": "rows", "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "dataset_kwargs": {"data_files": {"test": data}},
         "test_split": "test", "output_type": "generate_until",
         "doc_to_text": "{{context}}{{question}}", "doc_to_target": "{{answers[0]}}",
         "generation_kwargs": {"max_gen_toks": 10, "until": []},

@@ -18,28 +18,36 @@ from eval.results.tuned_settings import load_settings
 from eval.tune.config import TuneConfig
 from eval.tune.search import Search, make_spaces, next_candidates
 from kvp.errors import ResultsError
-from kvp.program.table import evaluate, run_program
+from kvp.program.table import run_program
 from policies import make_scorer
-
-main = partial(run_program, "tune")
 
 SHARED = {"tasks": "niah_single_1", "length": 300, "budgets": "20%,50%", "max_new_tokens": 4}
 
 
-def _flags(model, out, **changes):
-    settings = {**SHARED, "model": model, "out": out, **changes}
-    return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+@pytest.fixture(scope="module")
+def tune(model_folder):
+    """Run a small kvp tune into a folder; its exit code."""
 
+    def run(out, **changes):
+        settings = {
+            **SHARED, "model": model_folder, "methods": "keydiff,snapkv", "prompts": 2,
+            "settings_per_method": 10, "out": out, **changes,
+        }  # fmt: skip
+        return run_program("tune", [f"--{name}={value}" for name, value in settings.items()])
 
-def _tune(model, out, **changes):
-    settings = {"methods": "keydiff,snapkv", "settings_per_method": 10, "prompts": 2, **changes}
-    return _flags(model, out, **settings)
+    return run
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory, model_folder):
+def evaluate(run_eval):
+    """Run kvp eval with the settings that it shares with `tune`."""
+    return partial(run_eval, **SHARED)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory, tune):
     out = tmp_path_factory.mktemp("tune") / "tuned"
-    assert main(_tune(model_folder, out)) == 0
+    assert tune(out) == 0
     return out
 
 
@@ -60,7 +68,9 @@ class Two(One): ...
 """
 
 
-def test_settings_of_a_users_own_methods_name_their_modules(model_folder, own_module, capsys):
+def test_settings_of_a_users_own_methods_name_their_modules(
+    tune, evaluate, model_folder, own_module, capsys
+):
     own_module("mine", OWN)
     own = {"methods": "mine:Mine", "allocators": "mine:Even"}
     (space,) = make_spaces(TuneConfig(out="out", **own))
@@ -73,16 +83,19 @@ def test_settings_of_a_users_own_methods_name_their_modules(model_folder, own_mo
     search.trials.update(dict.fromkeys(candidates, SimpleNamespace(score=0.0)))
     (more,) = {space.allocator_spec(setting) for setting in next_candidates(search, 9)}
     assert more == "mine:Even(lift=2)"
-    assert main(_tune(model_folder, "out", **own)) == 0
+    assert tune("out", **own) == 0
     command = "kvp eval --methods full,tuned:out,mine:Mine --allocators mine:Even "
     flags = capsys.readouterr().err.partition(f"to run them: {command}")[2].split()
-    assert sorted(flags) == sorted(_flags(model_folder, "out-results", prompts=2))
-    assert main(_tune(model_folder, "same", allocators="mine:One,mine:Two")) == 2
+    expected = {**SHARED, "model": model_folder, "out": "out-results", "prompts": 2}
+    assert sorted(flags) == sorted(
+        [*(f"--{name}" for name in expected), *map(str, expected.values())]
+    )
+    assert tune("same", allocators="mine:One,mine:Two") == 2
     assert "mine:Two and another are both called 'plain'" in capsys.readouterr().err
-    flags = _flags(model_folder, "test", methods="knorm,mine:Mine,tuned:out", timing_prompts=0)
-    assert evaluate(flags) == 2
+    run = partial(evaluate, "test", methods="knorm,mine:Mine,tuned:out", timing_prompts=0)
+    assert run() == 2
     assert "name it: --allocators mine:Even\n" in capsys.readouterr().err
-    assert evaluate([*flags, "--allocators", "uniform,mine:Even"]) == 0
+    assert run(allocators="uniform,mine:Even") == 0
     for entry in load_settings("out").methods:
         assert entry.chosen.allocator.startswith("mine:Even")
         assert any(map(entry.chose, build_methods(["tuned:out", "mine:Mine+mine:Even"])))
@@ -107,19 +120,19 @@ def test_every_method_and_protocol_gets_the_same_settings(tuned):
     assert sum(int(line["chosen"]) for line in lines) == 4
 
 
-def test_a_cut_run_resumes_to_the_same_settings(tuned, model_folder, tmp_path):
+def test_a_cut_run_resumes_to_the_same_settings(tuned, tune, tmp_path):
     out = tmp_path / "tuned"
     out.mkdir()
     rows = (tuned / "rows.jsonl").read_bytes()
     (out / "manifest.json").write_bytes((tuned / "manifest.json").read_bytes())
     lines = rows.splitlines(keepends=True)
     (out / "rows.jsonl").write_bytes(b"".join(lines[: len(lines) // 2]))
-    assert main(_tune(model_folder, out)) == 0
+    assert tune(out) == 0
     assert load_settings(out) == load_settings(tuned)
     assert sorted((out / "rows.jsonl").read_bytes().splitlines()) == sorted(rows.splitlines())
 
 
-def test_settings_of_an_unfinished_run_are_refused(tuned, model_folder, tmp_path, monkeypatch):
+def test_settings_of_an_unfinished_run_are_refused(tuned, tune, tmp_path, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
@@ -127,31 +140,30 @@ def test_settings_of_an_unfinished_run_are_refused(tuned, model_folder, tmp_path
     shutil.copytree(tuned, out)
     with monkeypatch.context() as patch:
         patch.setattr("eval.tune.run.write_sealed_json", killed)
-        assert main(_tune(model_folder, out, settings_per_method=12)) == 130
+        assert tune(out, settings_per_method=12) == 130
     with pytest.raises(ResultsError, match="the last run has not ended; repeat its kvp tune"):
         load_settings(out)  # those of the run before
     assert load_settings(out / "settings.json") == load_settings(tuned)
-    assert main(_tune(model_folder, out, settings_per_method=12)) == 0
+    assert tune(out, settings_per_method=12) == 0
     assert all(entry.tried >= 12 for entry in load_settings(out).methods)
 
 
-def test_the_chosen_settings_reproduce(tuned, model_folder, tmp_path):
+def test_the_chosen_settings_reproduce(tuned, evaluate, tmp_path):
     for entry in load_settings(tuned).methods:
         chosen = entry.chosen
         out = tmp_path / f"{entry.protocol}-{entry.method}"
-        flags = _flags(
-            model_folder, out, methods=f"{chosen.scorer}+{chosen.allocator}", prompts=2,
+        assert evaluate(
+            out, methods=f"{chosen.scorer}+{chosen.allocator}", prompts=2,
             protocols=entry.protocol, protection="on" if chosen.protected else "off",
             split="validation", timing_prompts=0,
-        )  # fmt: skip
-        assert evaluate(flags) == 0
+        ) == 0  # fmt: skip
         scores = [record["score"] for record in read_records(out / "rows.jsonl")]
         assert mean(scores) == pytest.approx(chosen.score)
 
 
-def test_kvp_eval_runs_the_chosen_settings_on_other_prompts(tuned, model_folder, tmp_path):
+def test_kvp_eval_runs_the_chosen_settings_on_other_prompts(tuned, evaluate, tmp_path):
     methods = f"full,knorm,tuned:{tuned}"
-    assert evaluate(_flags(model_folder, tmp_path, methods=methods, prompts=2)) == 0
+    assert evaluate(tmp_path, methods=methods, prompts=2) == 0
     records = list(read_records(tmp_path / "rows.jsonl"))
     for entry in load_settings(tuned).methods:
         chosen = entry.chosen
@@ -168,9 +180,8 @@ def test_kvp_eval_runs_the_chosen_settings_on_other_prompts(tuned, model_folder,
     assert not any("chosen with --" in note for note in manifest["notes"])
 
 
-def test_settings_are_refused_on_the_prompts_that_chose_them(tuned, model_folder, tmp_path, capsys):
-    flags = _flags(model_folder, tmp_path / "out", methods=f"tuned:{tuned}", split="all")
-    assert evaluate(flags) == 2
+def test_settings_are_refused_on_the_prompts_that_chose_them(tuned, evaluate, tmp_path, capsys):
+    assert evaluate(tmp_path / "out", methods=f"tuned:{tuned}", split="all") == 2
     assert "chosen on the validation split" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -187,38 +198,36 @@ def test_settings_are_refused_on_the_prompts_that_chose_them(tuned, model_folder
     ],
 )
 def test_what_cannot_be_tuned_is_refused_in_one_line(
-    model_folder, tiny_policy, tmp_path, capsys, changes, message
+    tune, tiny_policy, tmp_path, refusal, changes, message
 ):
     given = {name: text.format(policy=tiny_policy) for name, text in changes.items()}
-    assert main(_tune(model_folder, tmp_path / "out", **given)) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert message in error
+    assert tune(tmp_path / "out", **given) == 2
+    assert message in refusal("tune")
     assert not (tmp_path / "out").exists()
 
 
-def test_seeds_of_a_policy_are_tuned_together_and_each_is_run(model_folder, tiny_policy, tmp_path):
-    flags = _tune(
-        model_folder, tmp_path / "out", methods="kvp+global", settings_per_method=2, prompts=1,
+def test_seeds_of_a_policy_are_tuned_together_and_each_is_run(
+    tune, evaluate, tiny_policy, tmp_path
+):
+    assert tune(
+        tmp_path / "out", methods="kvp+global", settings_per_method=2, prompts=1,
         policies=f"a5={tiny_policy},a_s5={tiny_policy}", protocols="query_aware",
-    )  # fmt: skip
-    assert main(flags) == 0
+    ) == 0  # fmt: skip
     (entry,) = load_settings(tmp_path / "out").methods
-    flags = _flags(
-        model_folder, tmp_path / "test", methods=f"tuned:{tmp_path / 'out'}", prompts=1,
+    assert evaluate(
+        tmp_path / "test", methods=f"tuned:{tmp_path / 'out'}", prompts=1,
         protocols="query_aware", timing_prompts=0, policies=f"b={tiny_policy},a={tiny_policy}",
-    )  # fmt: skip
-    assert evaluate(flags) == 0
+    ) == 0  # fmt: skip
     records = list(read_records(tmp_path / "test" / "rows.jsonl"))
     runs = {(record["policy"], record["allocator"], record["protected"]) for record in records}
     assert runs == {(label, "global", entry.chosen.protected) for label in "ab"}
 
 
-def test_given_replies_are_tuned_by_their_likelihood(model_folder, tmp_path, capsys):
-    flags = _tune(
-        model_folder, tmp_path / "out", methods="keydiff", tasks="chat", prompts=2,
-        settings_per_method=4, protocols="query_agnostic",
-    )  # fmt: skip
-    assert main(flags) == 0
+def test_given_replies_are_tuned_by_their_likelihood(tune, tmp_path, capsys):
+    assert tune(
+        tmp_path / "out", methods="keydiff", tasks="chat", prompts=2, settings_per_method=4,
+        protocols="query_agnostic",
+    ) == 0  # fmt: skip
     known = re.findall(r"(\d) of [48] settings of each method done:", capsys.readouterr().err)
     assert known[0] == "0"
     settings = load_settings(tmp_path / "out")
