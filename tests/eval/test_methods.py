@@ -167,7 +167,7 @@ class Derived(BaseScorer):
 """
 
 
-def test_methods_of_a_user_with_other_options_are_told_apart_or_refused(own_module):
+def test_methods_of_a_user_with_other_options_are_told_apart_or_refused(own_module, tmp_path):
     imports = (
         "from dataclasses import dataclass\nfrom typing import ClassVar\n"
         "from kvp.scoring import Needs\nfrom policies.registry import BaseScorer\n"

@@ -1,6 +1,5 @@
 """Chat templates of any kind: what they write is fed as it is, or refused in one line."""
 
-import json
 from itertools import product
 
 import pytest
@@ -114,15 +113,14 @@ def test_a_text_that_a_template_leaves_alone_is_fed(using):
         encode(SAMPLES["question"], tokenizer)
 
 
-def test_rows_whose_text_is_changed_are_left_out(using, tmp_path):
+def test_rows_whose_text_is_changed_are_left_out(using, tmp_path, jsonl):
     tokenizer = using(OTHER["less on a word"])
     chats = [turns(text, "Yes.", text, "No.") for text in (TEXT, "Is it? " * 90, TEXT)]
     questions = [{"question": text, "answer": "x"} for text in ("Say, let us see.", "And now?")]
     for name, rows in (("chats", [{"messages": each} for each in chats]), ("asked", questions)):
-        data = tmp_path / f"{name}.jsonl"
-        data.write_text("\n".join(map(json.dumps, rows)))
+        data = jsonl(tmp_path / f"{name}.jsonl", *rows)
         settings = TaskSettings(split="all", count=9, length=900, seed=0)
-        source = row_samples(str(data), settings, tokenizer, flag="data")
+        source = row_samples(data, settings, tokenizer, flag="data")
         assert "has text that the chat template changes" in source.notes[0]
         assert len(source) == 1
         assert tokenizer.decode(encode(source[0], tokenizer).ids) == written(source[0], tokenizer)

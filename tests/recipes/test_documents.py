@@ -16,7 +16,7 @@ DIALOGUE = [
 
 
 @pytest.fixture
-def sources(tmp_path):
+def sources(tmp_path, jsonl):
     (tmp_path / "novels_train").mkdir()
     (tmp_path / "novels_train/one.txt").write_text(PROSE, encoding="utf-8")
     rows = {
@@ -25,7 +25,7 @@ def sources(tmp_path):
         "gsm8k": {"question": "Ann has 3 pens. How many?", "answer": "She has 3.\n#### 3"},
     }
     for name, row in rows.items():
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+        jsonl(tmp_path / f"{name}.jsonl", row)
     return tmp_path
 
 

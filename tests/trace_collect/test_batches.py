@@ -21,18 +21,17 @@ def _shards(store, index):
     return {path.parent.name: path.read_bytes() for path in store.glob(f"*/c.{index}.*")}
 
 
-def test_the_batch_size_changes_no_byte(run, tmp_path, monkeypatch):
+def test_the_batch_size_changes_no_byte(run, tmp_path, monkeypatch, jsonl):
     """In float32, where no two tokens are as likely up to rounding."""
-    greedy, rows = trace.continuations, []
+    greedy, sizes = trace.continuations, []
 
     def watched(model, tokenizer, prompts, most):
-        rows.append(len(prompts))
+        sizes.append(len(prompts))
         return greedy(model, tokenizer, prompts, most)
 
     monkeypatch.setattr(trace, "continuations", watched)
-    data = tmp_path / "texts.jsonl"
-    texts = (f"Text {n} has {'very ' * (n * 3)} many words." for n in range(30))
-    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    rows = ({"text": f"Text {n} has {'very ' * (n * 3)} many words."} for n in range(30))
+    data = jsonl(tmp_path / "texts.jsonl", *rows)
     flags = (
         f"--data={data}",
         "--train=20",
@@ -42,10 +41,10 @@ def test_the_batch_size_changes_no_byte(run, tmp_path, monkeypatch):
     )
     found = {}
     for size in (1, 3, 16):
-        rows.clear()
+        sizes.clear()
         assert run(*flags, f"--batch_size={size}", f"--out={tmp_path / str(size)}") == 0
         found[size] = _digests(tmp_path / str(size))
-        assert max(rows) == size
+        assert max(sizes) == size
     assert len(found[1]) > 16
     assert len({one["record"]["length"] for one in found[1]}) > 8
     assert found[1] == found[3] == found[16]

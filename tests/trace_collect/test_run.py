@@ -1,6 +1,5 @@
 """`kvp collect` from its command line to the store, on a tiny model."""
 
-import json
 import re
 
 import pytest
@@ -79,14 +78,13 @@ def test_a_dry_run_makes_the_prompts_and_loads_no_weights(run, tmp_path, capsys,
     assert not (tmp_path / "out").exists()
 
 
-def test_chat_and_files(run, tmp_path):
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text("".join(json.dumps({"text": f"Text {n} is short."}) + "\n" for n in range(20)))
+def test_chat_and_files(run, tmp_path, jsonl):
+    texts = jsonl(tmp_path / "texts.jsonl", *({"text": f"Text {n} is short."} for n in range(20)))
     assert run("--data=chat", "--answers=reference", "--train=1", "--validation=0") == 0
     (record,) = TraceReader(tmp_path / "out").records()
     assert record.task == "chat"
     assert len(record.reply_spans) > 1
-    flags = ("--data", str(texts), "--train=2", "--validation=0")
+    flags = ("--data", texts, "--train=2", "--validation=0")
     assert run(*flags, "--out", str(tmp_path / "texts")) == 0
     reader = TraceReader(tmp_path / "texts")
     for record in reader.records():
@@ -103,11 +101,13 @@ def test_ruler_means_every_task_that_fits(run, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)])
-def test_fewer_sequences_than_requested_and_skipped_rows_are_reported(run, tmp_path, capsys, flags):
-    data = tmp_path / "texts.jsonl"
-    lines = [json.dumps({"text": f"Text {n} is short."}) for n in range(12)]
-    data.write_text("\n".join([*lines, '{"text": null}', "{", '{"text": ""}', "[]"]) + "\n")
-    assert run("--data", str(data), "--train=50", "--validation=0", *flags) == 0
+def test_fewer_sequences_than_requested_and_skipped_rows_are_reported(
+    run, tmp_path, capsys, jsonl, flags
+):
+    lines = [{"text": f"Text {n} is short."} for n in range(12)]
+    bad = ('{"text": null}', "{", '{"text": ""}', "[]")
+    data = jsonl(tmp_path / "texts.jsonl", *lines, *bad)
+    assert run("--data", data, "--train=50", "--validation=0", *flags) == 0
     output = capsys.readouterr().out
     count = int(re.search(r"only (\d+) of the 50 train sequences requested", output)[1])  # type: ignore[index]
     assert f"{count} sequences, " in output

@@ -87,9 +87,8 @@ def test_settings_of_a_users_own_methods_name_their_modules(
     command = "kvp eval --methods full,tuned:out,mine:Mine --allocators mine:Even "
     flags = capsys.readouterr().err.partition(f"to run them: {command}")[2].split()
     expected = {**SHARED, "model": model_folder, "out": "out-results", "prompts": 2}
-    assert sorted(flags) == sorted(
-        [*(f"--{name}" for name in expected), *map(str, expected.values())]
-    )
+    words = [*(f"--{name}" for name in expected), *map(str, expected.values())]
+    assert sorted(flags) == sorted(words)
     assert tune("same", allocators="mine:One,mine:Two") == 2
     assert "mine:Two and another are both called 'plain'" in capsys.readouterr().err
     run = partial(evaluate, "test", methods="knorm,mine:Mine,tuned:out", timing_prompts=0)

@@ -130,7 +130,7 @@ def test_what_no_checkpoint_holds_is_part_of_a_model(kind, roped, prompt):
         assert not same_buffers(made, describe_model(other))
 
 
-def test_queries_that_are_not_projected_and_rotated_are_refused(build):
+def test_queries_that_are_not_projected_and_rotated_are_refused(build, one_line):
     """SmolLM3 leaves RoPE out of every fourth layer, Hunyuan normalises after it."""
     smol = build("smolLM3", num_hidden_layers=4)
     hunyuan = build("hunYuanDenseV1", head_dim=8)
@@ -139,9 +139,8 @@ def test_queries_that_are_not_projected_and_rotated_are_refused(build):
             layer.self_attn.query_layernorm.weight.normal_()
     for model, layer in ((smol, 3), (hunyuan, 0)):
         for _ in range(2):
-            with pytest.raises(ModelError, match=f"queries of layer {layer} of this") as caught:
+            with one_line(ModelError, f"queries of layer {layer} of this"):
                 rope_of(model, 20)
-        assert "\n" not in str(caught.value)
         assert known_frequencies(model, 20) is None
     learned = build("llama")
     learned.model.rotary_emb = nn.Identity()

@@ -32,7 +32,7 @@ def write_parquet(path):
     ("name", "write"),
     [
         ("a.json", lambda path: path.write_text(json.dumps(ROWS))),
-        ("c.json", lambda path: path.write_text("".join(json.dumps(r) + "\n" for r in ROWS))),
+        ("c.json", lambda path: path.write_text("\n".join(map(json.dumps, ROWS)))),
         ("[a].parquet", write_parquet),
     ],
 )  # fmt: skip
