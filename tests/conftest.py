@@ -1,7 +1,5 @@
 """Fixtures of the whole suite: no network, few threads, deterministic seeds; a local S3 server."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

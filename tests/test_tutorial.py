@@ -18,7 +18,7 @@ def _run_cells(name, folder, monkeypatch):
     notebook = json.loads((ROOT / "docs" / name).read_text(encoding="utf-8"))
     shown = []  # IPython is not installed for tests
     display = types.SimpleNamespace(Image=lambda path, width: shown.append(path))
-    monkeypatch.setitem(sys.modules, "IPython.display", display)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -36,13 +36,13 @@ def test_cells_of_the_tutorial_run_in_order(tmp_path, monkeypatch):
     assert [Path(path).is_file() for path in shown] == [True]
     means = names["means"]
     for budget in ("3%", "6%", "12.5%"):
-        seen = means.loc["query_aware"][budget]  # type: ignore[attr-defined]
+        seen = means.loc["query_aware"][budget]
         assert seen["kvp"] > seen["keydiff"]
 
 
 def test_cells_of_a_scorer_of_ones_own_run_in_order(tmp_path, monkeypatch):
     names, _ = _run_cells("own_scorer.ipynb", tmp_path, monkeypatch)
-    means = names["means"].xs("unprotected", level="setting")["8%"]  # type: ignore[attr-defined]
+    means = names["means"].xs("unprotected", level="setting")["8%"]
     assert means["novel"] > means["streaming_llm"]
 
 

@@ -164,7 +164,7 @@ def test_records_hold_what_people_read(bench, prompts):
     ((row,),) = evaluate_together(bench, [prompt], "query_aware", settings)
     assert row["question"] == prompt.sample.question + prompt.sample.answer_prefix
     ((chat,),) = evaluate_together(bench, [prompts["chat"]], "query_aware", settings)
-    assert chat["reply"] == prompts["chat"].sample.messages[-1]["content"]  # type: ignore[index]
+    assert chat["reply"] == prompts["chat"].sample.messages[-1]["content"]
     ((row,),) = evaluate_together(bench, [replace(prompt, readable=False)], "query_aware", settings)
     assert "question" not in row
 

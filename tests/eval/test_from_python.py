@@ -1,7 +1,5 @@
 """`kvp.evaluate` in a notebook: a loaded model, scorers of one's own, a table back."""
 
-from __future__ import annotations
-
 import html
 import json
 import pickle

@@ -21,7 +21,7 @@ from policies.registry import ALLOCATORS, NULLS, SCORERS
 
 
 def _methods(methods, **fields):
-    return build_run_methods(EvalConfig(out="unused", methods=methods, **fields))  # type: ignore[arg-type]
+    return build_run_methods(EvalConfig(out="unused", methods=methods, **fields))
 
 
 def _specs(methods, **fields):

@@ -10,7 +10,7 @@ from kvp.errors import ResultsError
 
 
 def _config(folder, **fields):
-    return EvalConfig(out=str(folder / "results"), **fields)  # type: ignore[arg-type]
+    return EvalConfig(out=str(folder / "results"), **fields)
 
 
 def _write(config, policies=None, notes=(), model=None):

@@ -39,7 +39,7 @@ def texts(tmp_path_factory, jsonl):
 
 def _load(tokenizer, text, positions=None, **fields):
     settings = {"tasks": "text", "prompts": 3, "length": 64, "continuation_tokens": 16, **fields}
-    config = EvalConfig(out="unused", text=text and str(text), **settings)  # type: ignore[arg-type]
+    config = EvalConfig(out="unused", text=text and str(text), **settings)
     return load_prompts(TaskSettings.of(config, count=config.prompts, seed=0), tokenizer, positions)
 
 

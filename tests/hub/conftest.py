@@ -1,7 +1,5 @@
 """A hub on this machine, which huggingface_hub's client talks to over HTTP, and a small policy."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from dataclasses import dataclass, field

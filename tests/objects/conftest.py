@@ -1,7 +1,5 @@
 """A proxy in front of the S3 server that spoils answers, and what is collected and trained."""
 
-from __future__ import annotations
-
 import http.client
 import threading
 import time

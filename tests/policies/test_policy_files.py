@@ -99,7 +99,7 @@ def test_an_export_that_stopped_half_way_is_not_a_policy(tmp_path, monkeypatch):
         calls += 1
         if calls == 3:
             raise OSError("no space left on device")
-        write_safetensors(*args, **kwargs)  # type: ignore[arg-type]
+        write_safetensors(*args, **kwargs)
 
     monkeypatch.setattr("policies.policy_files.write_safetensors", full_disk)
     with pytest.raises(OSError, match="no space left"):

@@ -3,8 +3,6 @@
 Beside it, what one process writes to a disk: what two workers write is compared with that.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal

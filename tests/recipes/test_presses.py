@@ -1,7 +1,5 @@
 """Presses as scorers, with a stand-in for kvpress; `recipes/kvpress/check.sh` uses the real one."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

@@ -109,7 +109,7 @@ def test_fewer_sequences_than_requested_and_skipped_rows_are_reported(
     data = jsonl(tmp_path / "texts.jsonl", *lines, *bad)
     assert run("--data", data, "--train=50", "--validation=0", *flags) == 0
     output = capsys.readouterr().out
-    count = int(re.search(r"only (\d+) of the 50 train sequences requested", output)[1])  # type: ignore[index]
+    count = int(re.search(r"only (\d+) of the 50 train sequences requested", output)[1])
     assert f"{count} sequences, " in output
     assert 5 < count <= 12
     assert "skipped 4 of 16 rows: line 13 has no text, line 14 is not JSON" in output

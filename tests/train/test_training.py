@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 
@@ -96,7 +94,7 @@ def clipped(gradients, heads):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_huge_gradient_counts_as_the_clipped_one(store, optimizer):
     """AdamW's first step has one length whatever the gradient: the second one tells."""
-    recipe = replace(RECIPE, steps=8, optimizer=optimizer)  # type: ignore[arg-type]
+    recipe = replace(RECIPE, steps=8, optimizer=optimizer)
     one, other = training(store, recipe), training(store, recipe)
     huge, small = like(one, 1), [0.01 * part for part in like(one, 2)]
     for part in huge:

@@ -81,7 +81,7 @@ def test_parts_of_several_workers_are_joined_to_the_same_file_twice(tmp_path):
 def test_what_would_be_refused_on_reading_is_not_written(changes, named, tmp_path):
     file, parts = RecordFile(tmp_path / "rows.jsonl"), RecordParts(tmp_path / "shared")
     file.append([_record("a")])
-    before = file.path.read_bytes()  # type: ignore[union-attr]
+    before = file.path.read_bytes()
     for rows in (file, parts):
         with pytest.raises(ResultsError, match=f"cannot hold a record.*{named}"):
             rows.append([_record("b"), _record("c", **changes)])

@@ -135,7 +135,7 @@ def test_pairing_takes_away_what_prompts_have_in_common():
     hard = generator.random(300)
     theirs = _scores(hard.tolist())
     ours = _scores((hard + 0.125).tolist())
-    ours[None]["b", "only ours"] = 9.0  # type: ignore[index]
+    ours[None]["b", "only ours"] = 9.0
     found = paired_difference(ours, theirs)
     assert (found.prompts, round(found.mean, 9)) == (300, 0.125)
     assert 0.11 < found.low < found.high < 0.14

@@ -1,7 +1,5 @@
 """Random layers: one set of float32 numbers that the product and the references both read."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -44,7 +42,7 @@ class Inputs:
     @property
     def shape(self):
         """Batch, KV heads, tokens, head dimension."""
-        return self.keys.shape  # type: ignore[return-value]
+        return self.keys.shape
 
     @property
     def group(self):

@@ -1,7 +1,5 @@
 """One table: what is checked for each scorer of the registry. A new method is a new entry."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

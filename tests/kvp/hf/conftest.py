@@ -1,7 +1,5 @@
 """Tiny random-weight models of six families, and an eviction reference without kvp."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field

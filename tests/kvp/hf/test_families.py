@@ -1,7 +1,5 @@
 """One small random model per family: what kvp makes of it, and the table of docs/models.md."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -19,7 +19,7 @@ def tokenizer(letters):
 
 def _inputs(model, ids, tokenizer, **options):
     seen = observe(model, ids)
-    return ScorerInputs(model, ids, seen.keys, seen.values, tokenizer=tokenizer, **options)  # type: ignore[arg-type]
+    return ScorerInputs(model, ids, seen.keys, seen.values, tokenizer=tokenizer, **options)
 
 
 def _plain(model, ids, attention_inputs):

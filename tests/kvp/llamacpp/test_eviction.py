@@ -1,7 +1,5 @@
 """Eviction in llama.cpp against transformers, on small random models in float32."""
 
-from __future__ import annotations
-
 import gc
 from contextlib import ExitStack, closing
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Flags that come from groups: defaults and presets in --help, typos, one line each."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Writing many sequences in a thread: all or an error, bounded, and nothing after the end."""
 
-from __future__ import annotations
-
 from threading import Event, Thread
 
 import pytest

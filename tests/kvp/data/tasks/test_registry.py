@@ -1,7 +1,5 @@
 """Tasks by name: the built-in ones, and a user's own in three ways."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
