@@ -1,9 +1,10 @@
-"""Small models as GGUF files, for transformers' reader and for llama.cpp."""
+"""Small models as GGUF files, for transformers and for llama.cpp; memory that is not written."""
 
 import json
 
 import gguf
 import pytest
+import torch
 
 ADD = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
 
@@ -64,6 +65,15 @@ def write(path, model, tokenizer_json=None, *, fields=None, tensors=None):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+@pytest.fixture
+def uninitialised_memory_is_nan():
+    """Memory that no operator has written to reads as NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ def test_protected_tier_precedes_everything_even_infinite_scores():
     sinks=st.integers(0, 6),
     recents=st.integers(0, 6),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_ranking_equals_a_plain_sort(scores, sinks, recents):
     tokens = len(scores)
     protection = Protection(sinks=sinks, recents=recents)

@@ -111,13 +111,19 @@ def through_proxy(faults, prefix, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def collected(model_folder, tmp_path_factory):
+def collecting(model_folder):
+    """Flags of a small collection."""
+    sizes = "--length 300 --train 6 --validation 2 --max-new-tokens 2 --tasks niah_single_1"
+    return ["--model", str(model_folder), *sizes.split()]
+
+
+@pytest.fixture(scope="session")
+def collected(collecting, tmp_path_factory):
     """A trace store on a disk: 6 training and 2 validation sequences of about 300 tokens."""
     from kvp.program.table import collect as main
 
     store = tmp_path_factory.mktemp("collected") / "store"
-    flags = f"--model {model_folder} --length 300 --train 6 --validation 2 --max-new-tokens 2"
-    assert main([*flags.split(), "--tasks", "niah_single_1", "--out", str(store)]) == 0
+    assert main([*collecting, "--out", str(store)]) == 0
     return store
 
 

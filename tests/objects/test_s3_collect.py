@@ -4,13 +4,10 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def collectors(model_folder, fork_server):
-    """Runs of kvp collect with the flags of `collected`."""
-    flags = f"--model {model_folder} --length 300 --train 6 --validation 2 --max-new-tokens 2"
-    return fork_server(
-        "collect", *flags.split(), "--tasks", "niah_single_1",
-        modules=("trace_collect.run", "obstore"), model=model_folder,
-    )  # fmt: skip
+def collectors(collecting, model_folder, fork_server):
+    """Starts runs of kvp collect with the flags of `collected`."""
+    modules = ("trace_collect.run", "obstore")
+    return fork_server("collect", *collecting, modules=modules, model=model_folder)
 
 
 @pytest.mark.parametrize("launcher", ["one", "torchrun"])

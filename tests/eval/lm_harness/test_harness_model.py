@@ -182,10 +182,6 @@ def test_a_policy_and_a_loaded_model(model_folder, tiny_policy):
     assert lm.get_model_info()["model_num_parameters"] == lm.model.num_parameters()
 
 
-class _StoppedError(Exception):
-    pass
-
-
 def test_an_interrupted_run_goes_on_from_its_cache_file(model_folder, tmp_path, monkeypatch):
     lm = _lm(model_folder, method="knorm", budget="25%")
     requests = _requests("generate_until", [(TEXT * n, GREEDY) for n in (1, 2, 3)])
@@ -196,13 +192,13 @@ def test_an_interrupted_run_goes_on_from_its_cache_file(model_folder, tmp_path, 
     def stops(self, context, *args, **kwargs):
         asked.append(context.shape[1])
         if len(asked) == 3:
-            raise _StoppedError
+            raise KeyboardInterrupt
         return generate(self, context, *args, **kwargs)
 
     monkeypatch.setattr(KvpLM, "_model_generate", stops)
     file = str(tmp_path / "answers.db")
     cached = CachingLM(lm, file)
-    with pytest.raises(_StoppedError):
+    with pytest.raises(KeyboardInterrupt):
         cached.generate_until(requests)
     cached.dbdict.close()
     asked[:] = [0] * 3

@@ -128,7 +128,6 @@ def tokens_of(messages, tokenizer):
 @pytest.mark.parametrize("before", [":", "\n\n"], ids=repr)
 @settings(
     max_examples=40,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
 )
 @given(texts=TEXTS)

@@ -414,15 +414,6 @@ def uneven():
 
 
 @pytest.fixture
-def uninitialised_memory_is_nan():
-    """Spare capacity, and the slots of other heads, read as NaN."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture
 def by_content():
     """Makes a scorer that reads queries, `by_content(queries)`."""
     return ByContent

@@ -201,16 +201,12 @@ def test_kept_is_of_the_answer(qwen, prompt, by_content, generate):
                 assert kept.seen == [tokens]  # the latest call
 
 
-class Stop(BaseException):
-    """As Ctrl-C."""
-
-
-def stopped(module):
+def interrupt(module):
     """Ctrl-C once in the middle of a module's forward pass."""
 
     def stop(*_):
         handle.remove()
-        raise Stop
+        raise KeyboardInterrupt
 
     handle = module.register_forward_hook(stop)
 
@@ -226,9 +222,9 @@ def test_a_cache_of_an_interrupted_pass_is_refused(
     for place in ("0.self_attn.k_proj", "0.mlp", "1.self_attn", "2.self_attn.k_proj"):
         with block(TOKENS):
             cache = generate(qwen, prompt(TOKENS), 2).past_key_values
-        stopped(qwen.model.layers.get_submodule(place))
+        interrupt(qwen.model.layers.get_submodule(place))
         with block(TOKENS + 4) if inside else nullcontext():
-            with pytest.raises(Stop):
+            with pytest.raises(KeyboardInterrupt):
                 qwen(prompt(3, seed=2), past_key_values=cache)
             if place.startswith("0.self"):  # nothing was written: the cache is as it was
                 assert cache.fork().get_seq_length() == TOKENS + 1
@@ -241,8 +237,8 @@ def test_a_cache_of_an_interrupted_pass_is_refused(
 def test_a_prompt_that_was_interrupted_is_refused(qwen, prompt, fixed, generate):
     cache = DynamicCache(config=qwen.config)
     with evicting(qwen, fixed(TOKENS), BUDGET) as kept:
-        stopped(qwen.model.layers[1])
-        with pytest.raises(Stop):
+        interrupt(qwen.model.layers[1])
+        with pytest.raises(KeyboardInterrupt):
             generate(qwen, prompt(TOKENS), 2, past_key_values=cache)
         assert "left unfinished" in repr(kept)
         with pytest.raises(UsageError, match="left unfinished"):

@@ -48,7 +48,7 @@ def masked_dense(query, stored, scaling, softcap=None, sinks=None):
     return (weights / total.clamp_min(1e-300)) @ padded[1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lengths=st.integers(1, 3).flatmap(
         lambda heads: st.lists(

@@ -44,7 +44,7 @@ def requests(draw):
 
 
 @every
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(request=requests())
 def test_counts_are_within_bounds_and_totals_exact(spec, request):
     before = request.scores.clone()

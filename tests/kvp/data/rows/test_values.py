@@ -38,7 +38,7 @@ CELLS = {
 }
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(cells=st.fixed_dictionaries(CELLS))
 def test_the_same_table_gives_the_same_samples(cells):
     given = {"context": ["One.\n", "Two.\n", "Three.\n"], "question": ["q1", "q2", "q3"], **cells}
