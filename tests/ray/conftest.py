@@ -134,8 +134,6 @@ def cluster(tmp_path_factory):
             [sys.executable, "-c", HOLD], env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
-        assert holder.stdin is not None
-        assert holder.stdout is not None
         try:
             address = next(line.strip() for line in holder.stdout if ":" in line)
             yield Cluster(holder.pid, {**environment, "RAY_ADDRESS": address})

@@ -58,7 +58,6 @@ def test_a_run_ends_in_a_budget_file(finished, model_folder):
     assert made["generations"] == 2
     assert made["evaluations"] == sum(record["evaluated"] for record in _journal(finished))
     assert made["elite"]["fitness"] >= made["uniform"]["fitness"]
-    assert budgets.held_out is not None
     assert budgets.held_out["prompts"] == 4
     low, high = budgets.held_out["interval"]
     assert low <= budgets.held_out["difference"] <= high

@@ -51,6 +51,7 @@ def test_tasks_take_turns_and_a_task_alone_gives_the_same_samples(tokenizer):
 def test_running_text_is_cut_before_a_word(tmp_path, tokenizer, jsonl):
     data = jsonl(tmp_path / "t.jsonl", *({"text": f"text{n} of several words"} for n in range(30)))
     pieces = list(opened(tokenizer, data, length=16, count=99))
+    assert pieces
     for sample in pieces:
         assert re.fullmatch(r"text\d+ of", sample.context)  # "several" ends at 16+
         assert sample.reply == " several words"

@@ -149,7 +149,6 @@ def test_a_view_has_what_transformers_has(pair, load, cache, limit):
     for view, theirs, query in zip(views, cached.layers, queries, strict=True):
         assert distance(view.keys, theirs.keys) < limit
         assert distance(view.values, theirs.values) < limit
-        assert view.queries is not None
         assert distance(view.queries, turned(pair.model, query)[:, :, -32:]) < limit
         assert view.positions.tolist() == [list(range(100))]
 

@@ -97,6 +97,7 @@ def test_splits_share_no_answering_document(tmp_path, tokenizer, task):
         shown[split] = {text for sample in samples for text in documents(sample)}
         again = build_samples(task, settings(split=split, count=2, **files), tokenizer)
         assert list(again) == list(samples)[: len(again)]
+    assert all(questions.values())
     assert len(set.union(*questions.values())) == sum(map(len, questions.values()))
     for split in SPLITS:
         for other in set(SPLITS) - {split}:
