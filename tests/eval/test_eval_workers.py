@@ -21,7 +21,7 @@ def evaluations(model_folder, tiny_policy, fork_server):
         "tasks": "niah_single_1,chat", "budgets": "12.5%,25%", "length": 300,
         "timing_prompts": 1, "max_new_tokens": 6,
     }  # fmt: skip
-    flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    flags = [f"--{name}={value}" for name, value in settings.items()]
     return fork_server("eval", *flags, modules=("eval.run",), model=model_folder)
 
 

@@ -19,7 +19,7 @@ def evaluations(model_folder, trained, fork_server):
         "tasks": "niah_single_1", "budgets": "12.5%,25%", "length": 300,
         "timing_prompts": 1, "max_new_tokens": 3,
     }  # fmt: skip
-    flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    flags = [f"--{name}={value}" for name, value in settings.items()]
     return fork_server("eval", *flags, modules=("eval.run", "obstore"), model=model_folder)
 
 

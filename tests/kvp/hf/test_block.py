@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft_model import PeftModel
 from torch import nn
 from transformers import DynamicCache, GenerationConfig, pipeline
 
@@ -25,22 +26,8 @@ def stored(output):
     return int(output.past_key_values.layers[0].keys.shape[2])
 
 
-class LikePeft(nn.Module):
-    """The shape of peft.PeftModel: its own `generate`, and `get_base_model`."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.base_model = model
-
-    def get_base_model(self):
-        return self.base_model
-
-    def generate(self, **options):
-        return self.base_model.generate(**options)
-
-
 WRAPPERS = {
-    "peft": LikePeft,
+    "peft": PeftModel,
     "torch.compile": lambda model: torch.compile(model, backend="eager"),
     "compiled in place": lambda model: model.compile(backend="eager") or model,
 }

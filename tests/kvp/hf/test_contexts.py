@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
+from peft_model import PeftModel
 
 from kvp.errors import ContextError, ModelError, UsageError
 from kvp.hf import evicting, load_model, prefill_and_evict
@@ -129,25 +129,13 @@ def test_keys_are_turned_where_every_layer_rotates_them_by_one_position():
         assert can_turn(SimpleNamespace(rope_parameters=parameters, **others)) is whether
 
 
-class Soft(nn.Module):
-    """The shape of a model of PEFT with a soft prompt, or another adapter in the wrapper."""
-
-    def __init__(self, model, **config):
-        super().__init__()
-        self.base_model, self._adapters_disabled = model, False
-        self.active_peft_config = SimpleNamespace(**config)
-
-    def get_base_model(self):
-        return self.base_model
-
-
 @pytest.mark.parametrize(
     ("kind", "config"), [("PROMPT_TUNING", {"is_prompt_learning": True}), ("XLORA", {})]
 )
 def test_adapters_outside_of_the_model_are_refused(kind, config, qwen, words, fixed):
     """No digest tells them, and nothing but the wrapper's own forward pass has them."""
     cache, context = made(qwen, words)
-    adapted = Soft(qwen, peft_type=SimpleNamespace(value=kind), **config)
+    adapted = PeftModel(qwen, peft_type=SimpleNamespace(value=kind), **config)
     calls = (
         lambda: compress(adapted, words, "The sky is blue. " * 30, fixed(40)),
         lambda: context_of(cache, adapted, words, range(N), policy="knorm", budget="40"),
