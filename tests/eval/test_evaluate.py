@@ -159,7 +159,7 @@ def test_records_count_the_evidence_of_every_head(bench, prompts, protocol):
     assert chat["evidence_tokens"] is chat["evidence_kept"] is chat["evidence_lost"] is None
 
 
-def test_records_hold_what_people_read(bench, prompts):
+def test_records_hold_the_question_and_the_reply(bench, prompts):
     prompt, settings = prompts["niah_single_1"], _settings("full", None)[1:]
     ((row,),) = evaluate_together(bench, [prompt], "query_aware", settings)
     assert row["question"] == prompt.sample.question + prompt.sample.answer_prefix
@@ -212,7 +212,7 @@ def test_full_reply_loss_is_that_of_a_plain_forward(bench, prompts):
 
 @pytest.mark.parametrize("protocol", BOTH)
 @pytest.mark.parametrize("task", ["niah_single_1", "chat"])
-def test_hindsight_is_the_attention_the_future_pays(bench, prompts, task, protocol):
+def test_future_attention_is_that_of_the_whole_text(bench, prompts, task, protocol):
     """Against the attention weights of the eager attention of transformers over the whole text."""
     prompt = prompts[task]
     start = run_prefix(bench, prompt, protocol)

@@ -41,7 +41,7 @@ class NeedsMore(Newest):
         super().__init__(what > 0)
 
 
-def test_a_table_is_the_same_behind_a_pickle(model_folder, tmp_path, monkeypatch):
+def test_a_table_survives_a_pickle(model_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = _evaluate(str(model_folder), ["full", "snapkv"], out="out", timing_prompts=0)
     again = pickle.loads(pickle.dumps(table))
@@ -113,7 +113,7 @@ def test_names_classes_and_objects_side_by_side(model_folder, tiny_policy):
         ([Newest(), NeedsMore(0)], "NeedsMore and another are both called 'newest'"),
     ],
 )
-def test_methods_that_are_none_are_one_line(model_folder, methods, message, one_line):
+def test_objects_that_are_no_methods_are_one_line(model_folder, methods, message, one_line):
     with one_line(UsageError, match=message):
         _evaluate(str(model_folder), methods)
 

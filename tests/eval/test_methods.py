@@ -72,7 +72,7 @@ def test_policies_are_labelled_by_folder_or_by_hand(tmp_path):
         policy_sources([one])
 
 
-def test_lists_name_everything_with_what_it_reads_and_costs(capsys):
+def test_the_list_says_what_every_method_reads_and_costs(capsys):
     print_methods(Group())
     lines = capsys.readouterr().out.splitlines()
     names = {line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "}
@@ -105,7 +105,7 @@ def test_needs_are_put_in_words(needs, words):
     assert needs_in_words(needs) == words
 
 
-def test_no_need_is_forgotten():
+def test_every_need_has_words():
     each = {item.name: Needs(**{item.name: 1}) for item in fields(Needs)}
     unsaid = [name for name, needs in each.items() if needs_in_words(needs) == PLAIN]
     assert unsaid == ["budget", "layer_group"]
@@ -113,7 +113,7 @@ def test_no_need_is_forgotten():
     assert anytime == ["queries", "future", "every_state", "question", "budget", "layer_group"]
 
 
-def test_nulls_stand_for_all_of_them_drawn_by_the_seed_of_the_run():
+def test_nulls_are_all_controls_with_the_seed_of_the_run():
     methods = _methods("full,nulls+ada", seed=3)
     assert [method.spec for method in methods] == ["full", *(f"{name}+ada" for name in NULLS)]
     seeds = [getattr(method.scorer, "seed", None) for method in methods]

@@ -93,7 +93,7 @@ def test_every_variant_has_its_record(finished):
         assert record["policy_seed"] == (5 if record["method"] == "kvp" else None)
 
 
-def test_the_other_files_cover_all_methods(finished):
+def test_timings_cover_all_methods(finished):
     timing = list(read_records(finished / "timing.jsonl"))
     assert len(timing) == 1 + 5 * 2 + 1
     for record in timing:

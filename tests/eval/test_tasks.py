@@ -39,7 +39,7 @@ def records(tmp_path):
     return lambda: list(read_records(tmp_path / "out/rows.jsonl"))
 
 
-def test_a_heat_map(evaluate_benchmark, records, tmp_path):
+def test_a_heat_map_has_a_cell_for_every_depth_and_length(evaluate_benchmark, records, tmp_path):
     grid = {"depths": "0,100", "lengths": "350, 500"}
     assert evaluate_benchmark(tasks="niah_heatmap", prompts=4, split="test", **grid) == 0
     found = records()
@@ -57,7 +57,7 @@ def test_a_heat_map(evaluate_benchmark, records, tmp_path):
     assert manifest["identity"]["depths"] == "0,100"
 
 
-def test_a_folder_of_longbench(evaluate_benchmark, records, tmp_path, jsonl, capsys):
+def test_a_folder_of_longbench_is_evaluated(evaluate_benchmark, records, tmp_path, jsonl, capsys):
     row = {"input": "Who?", "context": "The sky is blue. " * 99, "answers": ["sky"],
            "all_classes": ["sky", "sun"]}  # fmt: skip
     folder = tmp_path / "data"
@@ -94,7 +94,7 @@ class Letters:
 """
 
 
-def test_a_task_object_from_python(model_folder, tmp_path, own_module, records):
+def test_a_task_object_from_python_is_evaluated(model_folder, tmp_path, own_module, records):
     name = own_module("kvp_test_object", TASK)
     kvp.evaluate(
         tasks=[import_object(f"{name}:Letters", "")()], model=str(model_folder), length=300,
@@ -104,7 +104,7 @@ def test_a_task_object_from_python(model_folder, tmp_path, own_module, records):
     assert {record["score"] for record in records()} == {0.25}
 
 
-def test_a_task_of_ones_own_scores_itself_and_is_refused_when_it_has_changed(
+def test_a_users_task_scores_its_answers_and_is_refused_when_it_has_changed(
     evaluate, records, own_module, tmp_path, capsys
 ):
     own_module("changing", TASK)
@@ -126,7 +126,7 @@ def test_a_task_of_ones_own_scores_itself_and_is_refused_when_it_has_changed(
 CONTEXT = "The sky is blue. The grass is green. There are 7 suns. "
 
 
-def test_every_metric(evaluate, records, tmp_path, jsonl):
+def test_every_metric_scores_its_rows(evaluate, records, tmp_path, jsonl):
     rows = [
         {"context": CONTEXT, "question": "What?", "answers": ["e 7", "8"], "metric": metric,
          "task": metric}

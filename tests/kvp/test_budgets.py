@@ -17,7 +17,7 @@ from kvp.errors import UsageError
         (" 19 % ", 100, 19),
     ],
 )
-def test_tokens(text, cached, tokens):
+def test_the_tokens_of_a_budget(text, cached, tokens):
     assert parse_budget(text).tokens(cached) == tokens
 
 

@@ -43,7 +43,7 @@ def test_public_names_import_where_the_names_are_taken(shadowed, run_python):
     assert done.stdout.split() == ["snapkv", "user", "train", "user"]
 
 
-def test_a_name_that_is_taken_already_is_said_in_one_line(shadowed, run_python):
+def test_a_name_of_our_packages_that_is_taken_is_one_line(shadowed, run_python):
     done = run_python("import policies\nfrom kvp import load_policy", shadowed, exit_code=1)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: ")

@@ -82,7 +82,7 @@ def written(one, tokenizer):
 
 @pytest.mark.parametrize("kind", SAMPLES)
 @pytest.mark.parametrize("name", SAME)
-def test_what_is_fed_is_what_the_template_writes(using, name, kind):
+def test_encoded_ids_are_what_the_template_writes(using, name, kind):
     tokenizer = using(SAME[name])
     ids = encode(SAMPLES[kind], tokenizer).ids
     assert tokenizer.decode(ids) == written(SAMPLES[kind], tokenizer)
@@ -141,7 +141,7 @@ def model(model_folder):
         (None, "is missing: give texts"),
     ],
 )
-def test_whatever_a_template_does_is_one_line(model, using, template, said, one_line):
+def test_templates_that_fail_are_one_line(model, using, template, said, one_line):
     with one_line(ModelError, match=f"the chat template of .*{said}"):
         kvp.compress(model, using(template), turns(TEXT), "knorm", 32)
 
@@ -166,13 +166,13 @@ HALF = "half of a surrogate pair"
     ],
     ids=range(11),
 )
-def test_texts_and_messages_that_are_none(model, using, text, said, one_line):
+def test_impossible_texts_and_messages_are_refused(model, using, text, said, one_line):
     with one_line(UsageError, match=said):
         kvp.compress(model, using(PLAIN), text, "knorm", 32)
 
 
 @pytest.mark.parametrize("template", [PLAIN, None], ids=["template", "plain"])
-def test_samples_of_python_with_texts_and_messages_that_are_none(using, template, one_line):
+def test_impossible_samples_are_refused(using, template, one_line):
     half, tokenizer = "a\ud800", using(template)
     for one in (
         sample(half, "b"), sample("a", "b", answer_prefix=half), sample(half),

@@ -17,9 +17,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_without_a_terminal_lines_come_at_the_start_every_thirty_seconds_and_at_the_end(
-    clock, capsys
-):
+def test_without_a_terminal_a_line_comes_every_thirty_seconds(clock, capsys):
     with Progress("prompts", 10) as progress:
         for _ in range(10):
             clock[0] += 10

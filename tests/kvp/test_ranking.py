@@ -185,7 +185,7 @@ def test_token_counts_below_the_protected_tokens_are_refused():
 @pytest.mark.parametrize(
     "shares", [[1, math.nan], [1, math.inf], [1, -math.inf], [1, -1], [0, 0]], ids=str
 )
-def test_other_shares_are_refused(shares):
+def test_impossible_shares_are_refused(shares):
     with pytest.raises(ValueError, match="shares must be finite"):
         apportion(torch.tensor(shares).double(), 8, minimum=1, maximum=7)
 

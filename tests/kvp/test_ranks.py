@@ -51,7 +51,7 @@ def test_shares_are_fixed_and_cover_all():
         ((None, None), {**ARRAY, "SLURM_ARRAY_TASK_ID": "9"}, "process 6 of 4 .*with gaps"),
     ],
 )
-def test_what_does_not_fit_is_named(monkeypatch, flags, environment, message):
+def test_contradictory_ranks_are_refused(monkeypatch, flags, environment, message):
     monkeypatch.setattr(os, "environ", environment)
     with pytest.raises(UsageError, match=message):
         rank_of(*flags)

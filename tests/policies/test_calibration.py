@@ -57,6 +57,6 @@ def test_a_map_never_changes_a_ranking(points, values, scores):
         ([[0.0, 1.0]], [[0.0, 1.0]] * 2, r"\(1, 2\) and \(2, 2\)"),
     ],
 )
-def test_maps_that_are_none_are_refused(scores, values, message):
+def test_impossible_calibration_maps_are_refused(scores, values, message):
     with pytest.raises(ValueError, match=message):
         Calibration(target="share", scores=torch.tensor(scores), values=torch.tensor(values))

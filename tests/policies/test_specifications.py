@@ -142,6 +142,6 @@ def test_needs_follow_the_options(spec, needs):
         ("windowkv", {"task": "poetry"}, "task must be one of qa, aggregation"),
     ],
 )
-def test_bad_options(method, options, message):
+def test_bad_options_are_refused(method, options, message):
     with pytest.raises(UsageError, match=f"^{method}: {message}"):
         SCORERS[method](**options)

@@ -67,13 +67,13 @@ def test_short_runs_warm_up_for_at_most_a_fifth():
         ("--preset paper --inputs key", "--inputs cannot be chosen"),
     ],
 )
-def test_impossible_settings(flags, says, capsys):
+def test_impossible_settings_are_one_line(flags, says, capsys):
     assert main(["--traces", "t", "--out", "o", *flags.split()]) == 2
     (message,) = capsys.readouterr().err.splitlines()
     assert says in message
 
 
-def test_settings_that_can_work():
+def test_unusual_settings_that_work():
     given = {"traces": "t", "out": "o"}
     batch = TrainConfig(**given, objective="rloo_batch", permutations=1).recipe()
     assert batch.permutations == 1

@@ -73,7 +73,7 @@ def test_merged_shards_are_the_policy_of_one_run(train, store, shards, tmp_path,
     assert training["config"]["heads"] is None
 
 
-def test_one_merge_writes_a_folder(shards, tmp_path, capsys):
+def test_a_second_merge_into_a_folder_is_refused(shards, tmp_path, capsys):
     merged = tmp_path / "merged"
     arguments = ["--shards", f"{shards[0]},{shards[1]}", "--out", str(merged)]
     with OutputFolder.claim(merged, POLICY, {}):
@@ -126,7 +126,7 @@ def test_shards_that_make_no_policy_are_one_line(
         ({"device": "cuda:99"}, "--device cuda:99 is not available here"),
     ],
 )
-def test_heads_and_devices_that_cannot_be(settings, message, train, store, tmp_path, capsys):
+def test_wrong_heads_and_devices_are_refused(settings, message, train, store, tmp_path, capsys):
     assert train(store, tmp_path / "policy", **settings) == 2
     (error,) = capsys.readouterr().err.splitlines()
     assert message in error
@@ -153,7 +153,7 @@ def second_of_three(monkeypatch):
 
 
 @pytest.mark.usefixtures("second_of_three")
-def test_the_settings_of_one_process(store, tmp_path):
+def test_a_process_of_several_has_heads_and_a_folder_of_its_own(store, tmp_path):
     config = TrainConfig(heads="auto", out=str(tmp_path / "out"), traces=str(store))
     own = own_heads(config)
     assert (own.heads, own.out) == ("1:2", str(tmp_path / "out" / "heads-1-2"))
@@ -161,7 +161,7 @@ def test_the_settings_of_one_process(store, tmp_path):
         own_heads(TrainConfig(heads="auto", out="o", traces=str(tmp_path)))
 
 
-def test_alone_it_trains_all(store, monkeypatch):
+def test_a_process_alone_trains_all_heads(store, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "SLURM_ARRAY_TASK_ID", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     config = TrainConfig(heads="auto", out="out", traces=str(store))

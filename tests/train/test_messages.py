@@ -11,7 +11,7 @@ from train.learning.validation import HeldOut
 TINY = {"contexts": 1, "hidden": 8, "min_prefix": 40, "steps": 4}
 
 
-def test_start_and_end_say_what_and_where(train, store, tmp_path, capsys):
+def test_the_first_and_last_lines_say_what_is_trained_and_where(train, store, tmp_path, capsys):
     assert train(store, tmp_path / "p") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("training 4 of 4 KV heads, ")

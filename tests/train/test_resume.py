@@ -32,7 +32,7 @@ class Killed(BaseException):
     ],
     ids=lambda kind: "-".join(map(str, kind.values())),
 )
-def test_whatever_is_learned_survives_kills_at_any_step(
+def test_a_training_killed_at_any_step_ends_with_the_same_weights(
     kind, train, store, tmp_path, monkeypatch, assert_same
 ):
     out, deadly = tmp_path / "killed", [2, 9]  # a checkpoint follows step 6
@@ -56,7 +56,7 @@ def test_whatever_is_learned_survives_kills_at_any_step(
 
 
 @pytest.mark.parametrize("fault", ["checkpoint", "log", "deleted", "replaced"])
-def test_a_full_disk_or_a_folder_that_goes_is_one_line_and_the_same_command_goes_on(
+def test_after_a_full_disk_or_a_lost_folder_the_same_command_continues(
     fault, train, store, tmp_path, monkeypatch, assert_same, capsys
 ):
     out = tmp_path / "policy"
@@ -98,7 +98,7 @@ def test_a_full_disk_or_a_folder_that_goes_is_one_line_and_the_same_command_goes
     assert_same(out, tmp_path / "whole")
 
 
-def test_the_store_may_move(train, store, tmp_path):
+def test_a_training_continues_after_its_store_moved(train, store, tmp_path):
     moved = tmp_path / "elsewhere"
     shutil.copytree(store, moved)
     out = tmp_path / "policy"
@@ -121,7 +121,7 @@ class _Code:
         return os.system, ("touch EXECUTED",)
 
 
-def test_a_checkpoint_of_others_is_one_line_and_runs_no_code(
+def test_a_foreign_checkpoint_is_refused_and_runs_no_code(
     train, store, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -143,7 +143,7 @@ def test_a_checkpoint_of_others_is_one_line_and_runs_no_code(
     assert not (tmp_path / "EXECUTED").exists()
 
 
-def test_one_training_writes_a_folder(train, store, tmp_path, capsys):
+def test_a_second_training_in_a_folder_is_refused(train, store, tmp_path, capsys):
     """A second one would leave its weights next to the settings of the first."""
     out = tmp_path / "policy"
     unfinished(train, store, out)

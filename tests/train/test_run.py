@@ -101,7 +101,7 @@ def test_keys_are_seen_from_the_end_of_the_cache(train, make_store, tmp_path):
     torch.testing.assert_close(ends[4:], stored[4:])
 
 
-def test_traces_that_know_no_rotary_embedding(train, make_store, tmp_path, capsys):
+def test_traces_without_rope_frequencies_need_keys_as_stored(train, make_store, tmp_path, capsys):
     store = make_store(frequencies=None)
     assert train(store, tmp_path / "policy", steps=2, key_frame="end") == 2
     (error,) = capsys.readouterr().err.splitlines()
@@ -209,7 +209,7 @@ def test_rankers_have_the_inputs_that_are_named(train, store, tmp_path, inputs):
         ({"tokens": 38}, "longer than --min_prefix 40"),
     ],
 )
-def test_unusable_stores(train, plan, message, make_store, tmp_path, capsys):
+def test_unusable_stores_are_refused(train, plan, message, make_store, tmp_path, capsys):
     assert train(make_store(**plan), tmp_path / "policy", steps=2) == 2
     (error,) = capsys.readouterr().err.splitlines()
     assert message in error

@@ -108,7 +108,7 @@ def test_a_huge_gradient_counts_as_the_clipped_one(store, optimizer):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_the_rate_of_a_step_is_the_schedule_s(store):
+def test_the_learning_rate_follows_the_schedule(store):
     recipe = replace(RECIPE, steps=10, warmup_steps=2)
     module = training(store, recipe)
     module.gradients = [[torch.zeros_like(weight) for weight in weights(module)]] * 10

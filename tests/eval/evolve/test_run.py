@@ -65,7 +65,7 @@ def test_a_run_ends_in_a_budget_file(finished, model_folder):
     assert budgets.data["split"] == "validation"
 
 
-def test_the_cache_really_keeps_what_was_searched(finished, model_folder):
+def test_the_cache_keeps_the_budgets_that_were_found(finished, model_folder):
     point = load_budgets(finished)
     scorer, allocator = make_method(f"keydiff+evolved:{finished}")
     model, _ = load_model(str(model_folder))

@@ -87,7 +87,7 @@ def test_a_folder_without_rows_is_refused(folder):
 
 
 @pytest.mark.parametrize(("name", "how"), [("rows.jsonl", "cut"), ("timing.jsonl", "gone")])
-def test_what_is_not_as_the_last_run_left_it_is_said(folder, name, how):
+def test_files_that_changed_after_the_last_run_are_named(folder, name, how):
     _change(folder, "manifest.json", files={})
     assert load_results(folder).altered == "the last run has not ended"
     seal(folder)

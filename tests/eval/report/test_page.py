@@ -219,7 +219,7 @@ def _shown(page):
     return [str(one.get_attribute("id")) for one in found]
 
 
-def test_an_address_is_a_view(reported, open_page):
+def test_the_address_of_the_page_holds_the_view(reported, open_page):
     page = open_page(reported / "report.html")
     everything = [*(f"accuracy-{name}" for name in PROTOCOLS), "perplexity-query_aware"]
     assert _shown(page) == everything
@@ -249,7 +249,7 @@ def test_an_address_is_a_view(reported, open_page):
     assert _shown(page) == everything
 
 
-def test_columns_sort(reported, open_page):
+def test_columns_can_be_sorted(reported, open_page):
     page = open_page(reported / "report.html")
     table = page.locator("#accuracy-query_aware > .scroll table")
     table.get_by_role("button", name="25%").press("Enter")
@@ -275,7 +275,7 @@ def test_savings_stand_below_the_sentence(tmp_path, open_page):
     )
 
 
-def test_answers_are_read(reported, open_page):
+def test_answers_can_be_read_prompt_by_prompt(reported, open_page):
     page = open_page(reported / "report.html")
     read = page.locator(".answers")
     read.get_by_text("1 of 10").wait_for()  # 4 prompts of 2 protocols, 2 dialogues

@@ -66,7 +66,7 @@ def test_seeds_of_a_policy_form_one_line_and_protection_makes_two():
     assert "full, kvp, which answered only some of the prompts (95 % interval)\n95" in apart
 
 
-def test_allocators_have_their_lines_and_chosen_sizes_their_column():
+def test_allocators_have_rows_and_sizes_of_a_method_a_column():
     records = [
         _record("snapkv", "6%", score=1.0),
         _record("snapkv", "6%", score=0.0, allocator="ada(safeguard=0.5)"),
@@ -174,7 +174,7 @@ def test_the_smallest_budget_that_loses_little(wrong, words):
         ((6, 49), r"no significant difference, \+3\.3 points \(-\d\.\d to \+1\d\.\d\)"),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_difference_is_what_its_interval_and_the_test_say(theirs, words):
+def test_a_difference_is_described_by_its_interval_and_its_test(theirs, words):
     records = [_record("full", None, str(number), score=1.0) for number in range(60)]
     for number, budget in itertools.product(range(60), ("12.5%", "25%")):
         other = float(theirs[0] <= number < theirs[1])
@@ -227,7 +227,7 @@ def test_one_method_beside_the_oracle_is_compared():
     assert {spec for _, spec in comparison.significant} == {"25%", "50%"}
 
 
-def test_the_correction_counts_pairs_where_an_extended_folder_has_another_first_method():
+def test_the_correction_counts_the_pairs_of_an_extended_folder():
     first = ("kvp", "12.5%", 1.0), ("snapkv", "12.5%", 0.0)
     later = ("snapkv", "25%", 1.0), ("keydiff", "25%", 0.0), ("random", "25%", 0.0)
     (comparison,) = _compared(_answers(*first, *later))
@@ -236,7 +236,7 @@ def test_the_correction_counts_pairs_where_an_extended_folder_has_another_first_
     assert comparison.test_count == 1 + 3  # with kvp, and the pairs of three methods
 
 
-def test_nulls_are_named_apart_and_settings_not_chosen_on_the_prompts_shown():
+def test_nulls_are_quoted_apart_and_prompts_choose_no_setting():
     records = [
         _record(method, "25%", score=score, **fields)
         for method, score, fields in (
@@ -314,7 +314,7 @@ def test_methods_count_in_the_setting_that_was_tuned():
     assert "The best other method, snapkv, answers 20% (0 to 100): +20.0 points (-100.0 to" in text
 
 
-def test_without_answers_the_sentence_is_about_perplexity_and_else_there_is_none():
+def test_sentences_without_answers_are_about_perplexity():
     records = [
         _record("full", None, nll=0.0, reply_tokens=2),
         _record("knorm", "25%", nll=1.3862943611198906, reply_tokens=2),
@@ -333,7 +333,7 @@ def _planned(task, prompts, *methods):
     return {"protocol": "query_aware", "prompts": {task: prompts}, "settings": settings}
 
 
-def test_what_is_unfinished_says_so_first_and_ranks_nothing():
+def test_unfinished_results_say_so_first_and_rank_nothing():
     others = ("knorm", "25%", 1.0), ("snapkv", "25%", 0.0), ("random", "25%", 0.0)
     records = _answers(("full", None, 1.0), *others, prompts=6)
     whole = [_planned("niah_single_1", 6, "full", "knorm", "snapkv"),
@@ -374,7 +374,7 @@ def test_the_smallest_budget_is_the_one_of_fewest_tokens():
         (0.4, None, "all", ""),
     ],
 )  # fmt: skip
-def test_tasks_that_tell_nothing_of_methods_are_set_apart_first(full, null, metric, said):
+def test_tasks_that_cannot_tell_methods_apart_are_set_apart(full, null, metric, said):
     def of(task, scores):
         return [
             _record(method, None if method == "full" else budget, str(n), task=task, metric=metric,
@@ -394,7 +394,7 @@ def test_tasks_that_tell_nothing_of_methods_are_set_apart_first(full, null, metr
         assert alone.startswith(said.replace("Set apart", "No task here can tell methods apart"))
 
 
-def test_texts_that_a_context_is_worth_nothing_for_are_set_apart():
+def test_texts_that_need_no_context_are_set_apart():
     def of(gain):
         return _said([
             _record("full", None, nll=20.0, reply_tokens=10),

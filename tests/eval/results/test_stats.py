@@ -37,7 +37,7 @@ def _scores(values, task="a", policy=None):
     return {policy: {(task, f"{number:03}"): value for number, value in enumerate(values)}}
 
 
-def test_a_number_per_policy_and_prompt_higher_is_better_and_policies_are_averaged():
+def test_prompts_have_a_value_per_policy_and_policies_are_averaged():
     rows = [
         _row("a", "1", "s0", score=0.5), _row("a", "1", "s1", score=0.0),
         _row("a", "2", "s0", score=1.0), _row("a", "2", "s1", score=1.0),
@@ -51,7 +51,7 @@ def test_a_number_per_policy_and_prompt_higher_is_better_and_policies_are_averag
     assert prompt_values([_row("a", "2", nll=6.0, reply_tokens=3)]) == {None: {("a", "2"): -2.0}}
 
 
-def test_tasks_weigh_the_same_whatever_their_number_of_prompts_and_so_do_questions():
+def test_tasks_weigh_the_same_and_so_do_questions():
     values = {("a", "1"): 1.0, ("b", "1"): 0.0, ("b", "2"): 0.0, ("b", "3"): 0.0}
     assert bootstrap_mean({None: values}).mean == 0.5
     questions = {("t", "a@00000001"): 1.0, ("t", "b@00000001"): 1.0, ("t", "c@00000002"): 0.0}
@@ -61,7 +61,7 @@ def test_tasks_weigh_the_same_whatever_their_number_of_prompts_and_so_do_questio
 
 
 @pytest.mark.parametrize(("right", "prompts"), [(0, 20), (1, 20), (20, 20), (30, 100)])
-def test_of_one_task_the_interval_is_that_of_jeffreys_stretched(many, right, prompts):
+def test_the_interval_of_one_task_is_that_of_jeffreys_stretched(many, right, prompts):
     # weights of x ones, n - x zeros and half a prompt at each end: Beta(x + 1/2, n - x + 1/2),
     # stretched about its mean by sqrt((n + 1) / (n - 1))
     centre = (right + 0.5) / (prompts + 1)
@@ -74,7 +74,7 @@ def test_of_one_task_the_interval_is_that_of_jeffreys_stretched(many, right, pro
     assert found.high == pytest.approx(min(1.0, max(high, found.mean)), abs=4e-3)
 
 
-def test_the_added_prompts_are_one_for_all_tasks_and_go_where_prompts_are_few(many):
+def test_one_prompt_is_added_for_all_tasks_mostly_where_prompts_are_few(many):
     # six tasks of 20 wrong answers: about as wide as 120 of one task, not as six times 20
     six = {(str(k), str(n)): 0.0 for k in range(6) for n in range(20)}
     assert bootstrap_mean({None: six}).high < 0.025

@@ -119,7 +119,7 @@ def test_every_method_and_protocol_gets_the_same_settings(tuned):
     assert sum(int(line["chosen"]) for line in lines) == 4
 
 
-def test_a_cut_run_resumes_to_the_same_settings(tuned, tune, tmp_path):
+def test_an_interrupted_run_resumes_to_the_same_settings(tuned, tune, tmp_path):
     out = tmp_path / "tuned"
     out.mkdir()
     rows = (tuned / "rows.jsonl").read_bytes()

@@ -46,7 +46,7 @@ def test_a_new_folder_is_made_and_locked_and_the_next_claim_continues(tmp_path):
         assert folder.existing_marker["identity"] == IDENTITY
 
 
-def test_a_folder_made_for_nothing_goes_again(tmp_path):
+def test_a_folder_that_a_claim_made_is_removed_if_it_stays_empty(tmp_path):
     OutputFolder.claim(tmp_path / "a" / "b", KIND, IDENTITY).release()
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "mine").mkdir()
@@ -64,7 +64,7 @@ def test_other_settings_are_named(tmp_path):
     assert check_folder(tmp_path / "t", KIND, IDENTITY) == {**HEAD, "identity": IDENTITY}
 
 
-def test_what_is_known_late_is_compared_late_and_only_where_it_is_recorded(tmp_path):
+def test_optional_settings_are_compared_once_known_and_only_if_recorded(tmp_path):
     def known(total):
         return {"seed": 0, "data": {"length": 16, "sum": total}, "digest": total}
 
@@ -80,7 +80,7 @@ def test_what_is_known_late_is_compared_late_and_only_where_it_is_recorded(tmp_p
     assert "data.sum" in _refused(tmp_path / "new", known("bb"))
 
 
-def test_what_is_not_kvps_is_left_alone(tmp_path):
+def test_folders_of_others_are_refused_and_left_alone(tmp_path):
     (tmp_path / "t" / "photos").mkdir(parents=True)
     (tmp_path / "t" / "photos" / "cat.jpg").touch()
     assert "is not empty and not a trial (photos/cat.jpg)" in _refused(tmp_path / "t")
@@ -100,7 +100,7 @@ def test_what_is_not_kvps_is_left_alone(tmp_path):
         "writer.lock",
     ],
 )
-def test_what_an_interrupted_writer_left_is_no_reason_to_refuse(tmp_path, left):
+def test_files_that_an_interrupted_writer_left_are_removed(tmp_path, left):
     path = tmp_path / "t"
     (path / left).parent.mkdir(parents=True, exist_ok=True)
     (path / left).touch()
@@ -178,7 +178,7 @@ def test_a_worker_of_other_settings_is_refused_though_nothing_is_kept_yet(tmp_pa
     second.release()
 
 
-def test_a_lock_goes_with_its_object(tmp_path):
+def test_a_lock_is_released_with_its_object(tmp_path):
     first = OutputFolder.claim(tmp_path, KIND, IDENTITY)
     del first
     OutputFolder.claim(tmp_path, KIND, IDENTITY).release()
@@ -190,7 +190,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     assert "cannot write --out" in _refused(tmp_path / "file" / "below" / "deeper")
 
 
-def test_of_two_programs_that_begin_a_folder_at_once_one_goes_on(tmp_path):
+def test_of_two_programs_that_begin_a_folder_at_once_one_is_refused(tmp_path):
     """Where locks do not reach: on two machines that share a disk."""
     first = OutputFolder.claim(tmp_path / "t", KIND, {"seed": 0})
     (tmp_path / "t" / LOCK).unlink()
@@ -221,7 +221,7 @@ WRITES = {
 
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("how", GONE)
-def test_a_folder_that_goes_meanwhile_is_one_line_and_the_next_claim_goes_on(how, write, tmp_path):
+def test_a_folder_that_disappears_is_one_line_and_can_be_claimed_again(how, write, tmp_path):
     path = tmp_path / "trial"
     refused = pytest.raises(ResultsError, match="was deleted, moved or replaced meanwhile; repeat")
     with refused, OutputFolder.claim(path, KIND, IDENTITY) as folder:
@@ -233,7 +233,7 @@ def test_a_folder_that_goes_meanwhile_is_one_line_and_the_next_claim_goes_on(how
         assert {entry.name for entry in path.iterdir()} <= {LOCK, KIND.marker}
 
 
-def test_the_lock_of_who_took_a_replaced_folder_stays(tmp_path):
+def test_releasing_a_replaced_folder_keeps_the_lock_of_its_new_owner(tmp_path):
     first = OutputFolder.claim(tmp_path / "trial", KIND, IDENTITY)
     GONE["replaced"](tmp_path / "trial")
     with OutputFolder.claim(tmp_path / "trial", KIND, IDENTITY):

@@ -362,7 +362,7 @@ def _change(file, path, value):
     ("kind", "path", "value", "words"),
     [(kind, path, value, words) for kind, path, values, words in CHANGES for value in values],
 )
-def test_facts_that_cannot_be_are_refused(tmp_path, kind, path, value, words):
+def test_sealed_files_with_impossible_entries_are_refused(tmp_path, kind, path, value, words):
     file, read = KINDS[kind](tmp_path / "a")
     _change(file, path, value)
     line = _line(read)

@@ -80,7 +80,7 @@ with replacing(Path("page.html")) as stream:
 """
 
 
-def test_a_killed_writer_leaves_the_old_file_and_a_name_that_tells(tmp_path):
+def test_a_killed_writer_leaves_the_old_file_and_a_partial_one(tmp_path):
     path = tmp_path / "page.html"
     path.write_bytes(b"old")
     killed = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, check=False)
@@ -132,7 +132,7 @@ def test_the_digest_of_a_folder_knows_names_and_contents(tmp_path):
     assert sha256_input(tmp_path) != before
 
 
-def test_what_was_read_does_not_change_with_its_file(tmp_path):
+def test_tensors_do_not_change_when_their_file_does(tmp_path):
     path = tmp_path / "x.safetensors"
     write_safetensors(path, {"a": torch.arange(5000.0)})
     tensors = read_safetensors(path, StoreError)

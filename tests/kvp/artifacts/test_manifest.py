@@ -34,7 +34,7 @@ def test_digest_is_that_of_the_documented_text():
     assert digest_json({2: "x", 10: (1,)}) == digest_json({"10": [1], "2": "x"})
 
 
-def test_a_folder_is_no_file(tmp_path):
+def test_a_folder_is_not_read_as_a_file(tmp_path):
     with pytest.raises(StoreError, match="cannot be read"):
         read_json(tmp_path)
 
@@ -61,7 +61,7 @@ def test_run_manifest_says_what_made_it():
     json.dumps(manifest)
 
 
-def test_a_recorded_command_runs_as_it_was_typed_and_tells_no_folder_above(tmp_path, monkeypatch):
+def test_a_recorded_command_names_no_folder_above(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     typed = ["--policies", "new=runs/policy", f"--data={tmp_path}/a.jsonl", "../up", "s3://b/runs"]
@@ -91,11 +91,11 @@ def test_local_paths_lose_all_but_their_last_part(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["Qwen/Qwen2.5-7B", "s3://bucket/traces", "hf://datasets/a/b"])
-def test_names_that_mean_the_same_elsewhere_stay(text):
+def test_names_that_mean_the_same_on_every_machine_stay(text):
     assert portable(text) == text
 
 
-def test_models_are_called_by_their_last_part(tmp_path):
+def test_a_model_is_recorded_by_the_last_part_of_its_path(tmp_path):
     folder = tmp_path / "my-model"
     folder.mkdir()
     assert recorded_name("nano") == "nano"
@@ -105,7 +105,7 @@ def test_models_are_called_by_their_last_part(tmp_path):
     assert recorded_name(str(folder / "small.Q4.gguf")) == "small.Q4"
 
 
-def test_a_printed_command_makes_the_whole_and_names_no_folder():
+def test_a_printed_command_has_no_rank_and_no_folder():
     typed = ["kvp", "eval", "--rank", "0", "--world_size", "2", "--essays=/data/D/news", "--out"]
     assert shown_text([*typed, "runs/a b"]) == "kvp eval --essays=news --out 'runs/a b'"
     assert shown_text("kvp eval --policies q=../p --out s3://b/r") == (

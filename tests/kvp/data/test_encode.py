@@ -83,7 +83,7 @@ def nano_tokenizer():
 
 
 @pytest.mark.parametrize("task", RULER_TASKS)
-def test_pieces_give_the_tokens_of_the_whole(task, nano_tokenizer):
+def test_parts_are_encoded_as_the_whole_chat_is(task, nano_tokenizer):
     tokenizer = nano_tokenizer
     sample = generate(
         task, TaskSettings(length=900, seed=1, split="test"),
@@ -190,7 +190,7 @@ ASKED = make(context=CONTEXT, question="Who?", answer_prefix=" It is")
         (("",), []),
     ],
 )
-def test_whole_words_of_any_case(tokenizer, references, spelled):
+def test_evidence_is_whole_words_of_any_case(tokenizer, references, spelled):
     sample = replace(ASKED, references=references)
     encoded = encode(sample, tokenizer)
     tokens = evidence_tokens(sample, encoded, tokenizer)
@@ -207,7 +207,7 @@ def test_whole_words_of_any_case(tokenizer, references, spelled):
     before=st.integers(0, 30),
     limit=st.integers(0, 60),
 )
-def test_one_more_would_not_fit(costs, smallest, before, limit):
+def test_the_largest_amount_that_fits_is_found(costs, smallest, before, limit):
     totals = [before, *(before + cost for cost in accumulate(costs))]
     limit += totals[smallest]
     amount = find_largest(
@@ -217,7 +217,7 @@ def test_one_more_would_not_fit(costs, smallest, before, limit):
     assert totals[amount] <= min(limit, totals[59]) < totals[amount + 1]
 
 
-def test_few_texts_are_tried():
+def test_the_largest_amount_is_found_in_a_few_tries():
     tried = []
 
     def make(amount):

@@ -55,7 +55,7 @@ def test_every_step_can_be_written_in_every_split():
 
 
 @pytest.mark.parametrize("words", [1, 17, 500])
-def test_length_and_continuation(words):
+def test_prose_has_the_length_asked_for_and_continues_shorter_prose(words):
     text = prose(9, words, "validation")
     assert words <= len(text.split()) < words + 40
     assert prose(9, 1000, "validation").startswith(text)

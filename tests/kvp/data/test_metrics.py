@@ -62,7 +62,7 @@ from kvp.errors import UsageError
         ("rouge_l_sum", "one two\nthree four", ["three four\none two"], 1),
     ],
 )  # fmt: skip
-def test_values(metric, prediction, references, score):
+def test_scores_of_known_answers(metric, prediction, references, score):
     assert score_answer(prediction, metric, references) == pytest.approx(score, abs=1e-7)
 
 

@@ -31,7 +31,7 @@ DIGESTS = {
 
 
 @pytest.mark.parametrize("task", DIGESTS)
-def test_prompts_stay(plain_tokenizer, task):
+def test_prompts_of_a_seed_stay_the_same(plain_tokenizer, task):
     settings = TaskSettings(split="validation", count=2, seed=0, length=1900)
     sample, other = build_samples(task, settings, plain_tokenizer)
     assert [sample] == list(build_samples(task, replace(settings, count=1), plain_tokenizer))

@@ -107,7 +107,7 @@ def made(task):
 @pytest.mark.parametrize(
     "task", ["niah_single_1", "niah_multikey_1", "niah_multikey_3", "vt", "cwe", "fwe"]
 )
-def test_little_more_is_counted_than_the_prompt(task):
+def test_few_tokens_are_counted_beyond_those_of_the_prompt(task):
     _, counts = made(task)
     assert max(counts) < 2 * LENGTH
     assert sum(counts) < 12 * LENGTH

@@ -96,7 +96,7 @@ def prose(tmp_path, jsonl):
 
 
 @pytest.mark.parametrize("weights", [(1, 1), (0.5, 0.3, 0.2), (7, 1), (1, 1e-6), (2, 3, 5, 1)])
-def test_every_part_has_its_share_of_every_beginning(weights):
+def test_every_prefix_of_a_mixture_has_its_parts_by_weight(weights):
     order = list(islice(interleave(weights), 200))
     for number in range(1, len(order) + 1):
         given = Counter(order[:number])
@@ -165,7 +165,7 @@ def test_generated_benchmarks_are_collected(tokenizer):
     assert len(plan) == 12
 
 
-def test_of_a_group_those_that_do_not_fit_are_left_out(tokenizer):
+def test_tasks_of_a_group_that_do_not_fit_are_left_out(tokenizer):
     fitting = fitting_tasks(asked(tasks=("scbench",), length=500), tokenizer)
     assert "scbench_mf" in fitting
     assert "scbench_kv" not in fitting

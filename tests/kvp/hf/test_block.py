@@ -251,7 +251,7 @@ NEITHER = "pass neither past_key_values nor"
         ({"cache_implementation": "static"}, f"a StaticCache: {NEITHER}"),
     ],
 )
-def test_ways_of_generating_that_cannot_work(
+def test_ways_of_generating_that_cannot_work_are_refused(
     qwen, prompt, by_content, options, message, generate, one_line
 ):
     if "offl" in message:
@@ -286,7 +286,7 @@ def test_ways_of_generating_that_cannot_work(
         (lambda m, ids, f: prefill_and_evict(m, ids[0], f, 22), r"not \(30,\): pass ids\[None\]"),
     ],
 )
-def test_arguments_that_cannot_work(qwen, prompt, fixed, attempt, message, one_line):
+def test_arguments_that_cannot_work_are_refused(qwen, prompt, fixed, attempt, message, one_line):
     with one_line((UsageError, ModelError), match=message):
         attempt(qwen, prompt(30), fixed(30))
     assert not qwen._forward_pre_hooks
@@ -326,13 +326,13 @@ class Own:
     ],
     ids=["nan", "meta", "none", "writes", "pooled nan", "nothing", "needs", "sizes", "kind"],
 )
-def test_parts_of_ones_own_that_fail(qwen, prompt, part, make, message, one_line):
+def test_failing_parts_of_a_users_method_are_one_line(qwen, prompt, part, make, message, one_line):
     own = Own(part, make)
     with one_line(UsageError, match=message):
         prefill_and_evict(qwen, prompt(30), own, 22, allocator=own)
 
 
-def test_what_is_refused_inside_a_block(qwen, prompt, fixed):
+def test_second_blocks_and_calls_without_a_cache_are_refused_inside_a_block(qwen, prompt, fixed):
     block = evicting(qwen, fixed(40), 22)
     with block:
         with pytest.raises(UsageError, match="already inside"):

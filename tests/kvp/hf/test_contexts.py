@@ -70,7 +70,7 @@ def test_logits_are_those_of_the_evicted_cache(family, allocator, build, words, 
 
 
 @pytest.mark.parametrize("allocator", [None, "global"])
-def test_a_context_answers(allocator, nano, words):
+def test_generate_answers_from_a_context(allocator, nano, words):
     """`generate` feeds the question alone."""
     grass = 14 * "The grass is green. The sky is blue. The sun is yellow. Here we go. "
     text = grass + "One of the special magic numbers for lazy-cat is: 4821973. " + grass
@@ -149,7 +149,7 @@ def test_adapters_outside_of_the_model_are_refused(kind, config, qwen, words, fi
     assert load_context(context, adapted).get_seq_length() == 64
 
 
-def test_what_would_be_refused_is_not_written(qwen, words):
+def test_contexts_with_infinite_values_are_refused_when_they_are_made(qwen, words):
     qwen.model.layers[1].self_attn.v_proj.weight.fill_(1e38)  # beyond what its numbers hold
     with pytest.raises(ContextError, match=r"1\.values has NaN or infinity"):
         made(qwen, words, "streaming_llm")

@@ -4,7 +4,7 @@ from kvp.hf import EvictingCache
 from kvp.hf.decoding import decode_greedily, end_tokens
 
 
-def test_the_generation_config_ends_an_answer_and_the_tokenizer_where_it_is_silent(qwen, letters):
+def test_end_tokens_are_the_generation_configs_or_else_the_tokenizers(qwen, letters):
     tokenizer = letters()
     tokenizer.eos_token = "R"
     for config, expected in (([5, 6], (5, 6)), (5, (5,)), (None, (tokenizer.eos_token_id,))):

@@ -264,7 +264,7 @@ QUICK = ("Llama", "Llama 4", "Gemma 3")
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SUPPORTED],
 )
 @pytest.mark.usefixtures("uninitialised_memory_is_nan")
-def test_what_serving_combines(family, prompt, by_content, combined):
+def test_serving_options_work_together(family, prompt, by_content, combined):
     """`every`, forks, files and padding; questions of one length where other layers are.
 
     In transformers, windows and recurrent states take padding inside a conversation for tokens, and

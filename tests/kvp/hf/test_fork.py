@@ -67,7 +67,7 @@ def test_a_fork_keeps_counters_and_queries_of_its_own(qwen, prompt, by_content, 
         generate(qwen, prompt(CONTEXT), 2, past_key_values=cache.fork())
 
 
-def test_an_empty_cache_and_no_rows(qwen, prompt):
+def test_an_empty_cache_can_be_forked_but_not_into_zero_rows(qwen, prompt):
     cache = EvictingCache()
     fork = cache.fork()
     qwen(prompt(5), past_key_values=fork)

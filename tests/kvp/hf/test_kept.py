@@ -15,7 +15,7 @@ LAYERS, HEADS = 3, 2
 
 
 @pytest.mark.parametrize("by", [0, 10], ids=["even", "uneven"])
-def test_the_latest_call_is_told_in_numbers_words_and_a_picture(
+def test_the_latest_call_is_shown_in_numbers_words_and_a_picture(
     qwen, prompt, fixed, generate, by, uneven
 ):
     ids, scorer = prompt(60), fixed(60)
@@ -59,7 +59,7 @@ def test_padding_beams_and_further_evictions(qwen, prompt, by_content, generate)
     assert kept.full_nbytes == (49 + 49 + 69 + 69) * LAYERS * HEADS * 2 * 8 * 4
 
 
-def test_nothing_is_held_that_nobody_asks_about(qwen, prompt, fixed, generate):
+def test_a_cache_is_freed_where_nobody_asks_about_it(qwen, prompt, fixed, generate):
     with evicting(qwen, fixed(40), 22):
         cache = weakref.ref(generate(qwen, prompt(40), 3).past_key_values)
         gc.collect()

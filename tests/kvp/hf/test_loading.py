@@ -119,7 +119,7 @@ def test_missing_and_damaged_parts_are_named(folder, tmp_path, monkeypatch):
         assert "no model" in refusal(str(folder))
 
 
-def test_sizes_that_no_model_has_are_one_line(folder):
+def test_impossible_sizes_are_one_line(folder):
     config = json.loads((folder / "config.json").read_text())
     for key, value in (("num_hidden_layers", 0), ("hidden_size", "x"), ("num_key_value_heads", 3)):
         (folder / "config.json").write_text(json.dumps({**config, key: value, "layer_types": None}))
@@ -146,7 +146,7 @@ def test_remote_code_is_never_run(folder):
     ],
     ids=["chunked", "encoder", "heads"],
 )
-def test_what_has_no_heads_to_evict_from_is_refused(config, message):
+def test_models_without_heads_to_evict_from_are_refused(config, message):
     with pytest.raises(ModelError, match=message):
         (geometry_of if "uniform" in message else check_config)(config)
 
@@ -163,7 +163,7 @@ def test_what_has_no_heads_to_evict_from_is_refused(config, message):
         ),
     ],
 )
-def test_geometry(config, geometry):
+def test_the_geometry_of_every_kind_of_config(config, geometry):
     names = ("layers", "query_heads", "kv_heads", "head_dim")
     assert geometry_of(config) == Geometry(**dict(zip(names, geometry, strict=True)))
 

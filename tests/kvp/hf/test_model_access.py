@@ -73,7 +73,7 @@ def test_families(model, prompt, attention_inputs):
 
 @pytest.mark.parametrize("tokens", [48, 49])
 @pytest.mark.parametrize("kind", sorted(ROPES))
-def test_every_kind_of_frequencies(kind, tokens, roped, prompt, attention_inputs):
+def test_queries_are_rotated_by_every_kind_of_rope(kind, tokens, roped, prompt, attention_inputs):
     """Below and above the length at which LongRoPE and dynamic NTK change."""
     model = roped(kind)
     _check(model, prompt(tokens), attention_inputs, atol=1e-4, rtol=1e-4)
@@ -82,7 +82,7 @@ def test_every_kind_of_frequencies(kind, tokens, roped, prompt, attention_inputs
     assert (rope.scaling == 1) == (kind not in ("yarn", "longrope"))
 
 
-def test_bfloat16(build, prompt, attention_inputs):
+def test_queries_of_a_bfloat16_model_are_projected(build, prompt, attention_inputs):
     model = build("qwen2").bfloat16()
     _check(model, prompt(30), attention_inputs, atol=0.1, rtol=0.05)
 
@@ -113,7 +113,7 @@ def test_inference_mode_leaves_no_inference_tensor_in_the_model(roped, prompt, k
 
 
 @pytest.mark.parametrize("kind", sorted(ROPES))
-def test_what_no_checkpoint_holds_is_part_of_a_model(kind, roped, prompt):
+def test_rope_is_part_of_the_identity_of_a_model(kind, roped, prompt):
     """RoPE as it computes; what a longer input leaves in it is no other model."""
     model = roped(kind)
     made = describe_model(model)
@@ -210,7 +210,7 @@ class Adapted(nn.Module):
         self.scaling = {"one": 1.0, "two": 1.0}
 
 
-def test_an_identity_covers_what_computes(qwen):
+def test_the_digest_of_weights_covers_active_adapters(qwen):
     plain = weights_digest(qwen)
     projection = qwen.model.layers[1].self_attn.k_proj
     adapted = Adapted(projection).requires_grad_(False)

@@ -35,7 +35,7 @@ def test_views_hold_what_was_declared_and_the_token_that_is_fed_again(qwen, prom
         assert (view.layer, view.budget) == (index, 7)
 
 
-def test_recent_queries(qwen, prompt):
+def test_only_the_last_queries_are_recorded(qwen, prompt):
     ids = prompt(18)
     everything = observe(qwen, ids)
     recent = observe(qwen, ids, queries=5)
@@ -105,7 +105,7 @@ def test_statistics_of_a_prompt(model, prompt, entering):
         _close(record.batch(slice(1, 2)).moments[4][layer], states[1:, 4:])
 
 
-def test_passes_of_one_block_add_up(qwen, prompt, entering, monkeypatch):
+def test_statistics_of_several_passes_add_up(qwen, prompt, entering, monkeypatch):
     """A prompt in pieces, reduced in parts, gives the statistics of the whole."""
     monkeypatch.setattr("kvp.hf.hidden_states._BLOCK", 7)
     ids = prompt(40)

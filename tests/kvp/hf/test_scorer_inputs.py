@@ -160,7 +160,7 @@ def test_each_spec_is_computed_once(qwen, prompt, tokenizer):
     handle.remove()
 
 
-def test_what_is_missing_is_said_in_one_line(qwen, prompt, one_line):
+def test_a_missing_tokenizer_is_one_line(qwen, prompt, one_line):
     seen = observe(qwen, prompt(12))
     bare = ScorerInputs(qwen, prompt(12), seen.keys, seen.values)
     for needs in (Needs(reconstruction=Reconstruction()), Needs(text=3)):
@@ -184,7 +184,7 @@ GO_ON = "\n\nRepeat the part of the previous context exactly, starting with"
     ("tokens", "chunk", "starts"),
     [(30, 100, [0]), (30, 30, [0]), (30, 12, [0, 12, 24]), (7, 3, [0, 3, 6]), (1, 1, [0])],
 )
-def test_inputs_of_every_chunk(letters, chat, tokens, chunk, starts):
+def test_every_chunk_is_repeated_after_its_request(letters, chat, tokens, chunk, starts):
     """Chunks shorter than the 8 repeated tokens take what there is, from the chunks before too."""
     tokenizer = letters(chat=chat)
     context = torch.randint(1, 30, (2, tokens))

@@ -154,7 +154,7 @@ def test_a_turn_reads_its_new_tokens(qwen, turn, block, form, tokens, pieces):
 
 @pytest.mark.parametrize("form", REFUSED)
 @pytest.mark.parametrize("tokens", [5, 62])
-def test_a_turn_that_cannot_be_told_is_refused(qwen, turn, block, form, tokens, one_line):
+def test_a_turn_of_unknown_tokens_is_refused(qwen, turn, block, form, tokens, one_line):
     """In one line, and the cache is as it was."""
     plan = turn(tokens)
     make, message = REFUSED[form]
@@ -246,7 +246,7 @@ def test_a_plain_call_evicts_as_generate_does(qwen, prompt, by_content, padded):
 
 @pytest.mark.parametrize("pieces", [None, 1, 16])
 @pytest.mark.parametrize("tokens", [1, 2, 12, 16, 17, 18, 33])
-def test_a_piece_of_one_token_is_a_piece(qwen, prompt, block, tokens, pieces):
+def test_pieces_of_any_size_end_with_the_budget(qwen, prompt, block, tokens, pieces):
     """A prompt ends with the budget, however its pieces are cut; an answer's tokens come on top."""
     with block() as kept:
         answer(qwen, input_ids=prompt(tokens), prefill_chunk_size=pieces)

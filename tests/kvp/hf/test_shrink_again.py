@@ -61,7 +61,7 @@ def test_heads_that_hold_different_tokens_cannot_share(qwen, prompt, by_content,
         generate(qwen, longer, 4, past_key_values=first.past_key_values)
 
 
-def test_a_short_prompt_bounds_no_budget(qwen, prompt, fixed, generate, noted):
+def test_an_answer_to_a_short_prompt_grows_to_the_budget(qwen, prompt, fixed, generate, noted):
     with evicting(qwen, fixed(256), 12, PROTECTION, every=4), noted(qwen) as row:
         generate(qwen, prompt(3), 40)
     assert means(row)[:13] == [*range(3, 15), 12]
@@ -173,7 +173,7 @@ def test_every_method_decodes_or_says_that_it_cannot(
     assert_row_masked(qwen, row, 1e-4)
 
 
-def test_what_cannot_be_repeated_or_read_in_pieces_is_refused(qwen, prompt, generate, letters):
+def test_methods_that_repeat_the_prompt_refuse_pieces_and_turns(qwen, prompt, generate, letters):
     kvzip, options = make_scorer("kvzip"), {"tokenizer": letters()}
     with pytest.raises(UsageError, match=r"method kvzip reads or repeats.* pass tokenizer="):
         evicting(qwen, kvzip, 24)

@@ -180,7 +180,7 @@ def test_the_streamer_of_the_docs():
     assert names["kept"].seen == [names["prompt"]["input_ids"].shape[1] + 19]
 
 
-def test_kept_is_of_the_answer(qwen, prompt, by_content, generate):
+def test_kept_is_the_cache_of_the_answer(qwen, prompt, by_content, generate):
     """Not of a negative prompt, or of what a logits processor computes."""
 
     def more(ids, scores):

@@ -48,7 +48,7 @@ def _float32(*arrays):
 @pytest.mark.parametrize(("cached", "tokens"), [(1, 1), (1, 9), (13, 1), (20, 11)])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("block", [1, 4, 256])
-def test_against_loops(group, cached, tokens, weighted, block):
+def test_reconstruction_attention_equals_loops(group, cached, tokens, weighted, block):
     queries, keys, pass_keys, w, u = _case(group, cached, tokens)
     options = {"scaling": 0.7, "block": block}
     if weighted:

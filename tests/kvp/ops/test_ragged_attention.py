@@ -74,7 +74,7 @@ def test_equals_masked_dense_attention(ragged_case, lengths, group, tokens, tail
     "lengths", [[[2500, 1]], [[1024, 1100], [900, 2000]], [[0, 4096]], [[128] * 4, [4000] * 4]]
 )
 @both
-def test_long_heads(ragged_case, attention, lengths):
+def test_long_heads_equal_masked_dense_attention(ragged_case, attention, lengths):
     case = ragged_case(lengths, tail=3)
     expected = masked_dense(*case, scaling=8**-0.5)
     assert (attention(*case) - expected).abs().max() <= 1e-12

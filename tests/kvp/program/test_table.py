@@ -117,7 +117,7 @@ def test_kvp_alone_names_its_programs(capsys):
 
 
 @pytest.mark.parametrize("words", ["list", "--help", "eval --help"])
-def test_what_cannot_be_printed_is_one_line(words):
+def test_a_full_standard_output_is_one_line(words):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "kvp", *words.split()], stdout=full, stderr=subprocess.PIPE,

@@ -44,7 +44,7 @@ def test_records_are_those_committed(store, plan, make_trace):
         ("float32", np.random.default_rng(0).integers(0, 2**32, 2**16, dtype=np.uint32)),
     ],
 )
-def test_bits_survive(tmp_path, dtype, bits, make_trace):
+def test_every_bit_pattern_survives(tmp_path, dtype, bits, make_trace):
     geometry = Geometry(layers=2, query_heads=2, kv_heads=2, head_dim=16)
     plan = StorePlan(geometry=geometry, dtype=dtype, max_tokens=1030, sequences=2)
     template = make_trace(replace(plan, max_tokens=1025), 0)

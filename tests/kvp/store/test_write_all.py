@@ -30,7 +30,7 @@ def held(tmp_path, plan, manifest):
         yield writer
 
 
-def test_all_are_committed_and_none_waits(held, plan, make_trace):
+def test_all_sequences_are_committed_as_they_come(held, plan, make_trace):
     given = []
     traces = (make_trace(plan, index) for index in (2, 0, 1))
     giver = Thread(
@@ -54,7 +54,7 @@ def test_an_error_reaches_the_caller(held, plan, make_trace):
     assert 1 not in [record.index for record in TraceReader(held.path).records()]
 
 
-def test_an_interrupt_lets_the_one_that_is_written_end(held, plan, make_trace):
+def test_an_interrupt_waits_for_the_sequence_that_is_being_written(held, plan, make_trace):
     def interrupted():
         yield make_trace(plan, 0)
         assert held.began.wait(60)

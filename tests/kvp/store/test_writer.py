@@ -77,7 +77,7 @@ def _largest_file(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_disk_that_refuses_is_one_line_and_commits_nothing(store, plan, manifest, make_trace):
+def test_a_full_disk_is_one_line_and_commits_nothing(store, plan, manifest, make_trace):
     with TraceWriter.create_or_resume(store, plan, manifest) as writer:
         with _largest_file(200), pytest.raises(OSError, match="too large: "):
             writer.write(make_trace(plan, 1))

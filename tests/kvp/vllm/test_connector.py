@@ -223,7 +223,7 @@ def test_heads_of_other_counts_are_refused(made, start, tmp_path):
     assert not logged
 
 
-def test_what_is_right_is_loaded_and_compressed(made, start, tmp_path):
+def test_right_contexts_are_loaded_and_finite_blocks_compressed(made, start, tmp_path):
     """And what the engine's blocks hold is compressed, unless it is not finite."""
     model, context = made
     context.write(tmp_path)
@@ -267,7 +267,7 @@ def first_keys(model, ids):
     ],
     ids=range(7),
 )
-def test_requests_may_say_anything(changes, made, start, tmp_path):
+def test_odd_requests_are_refused_in_one_line(changes, made, start, tmp_path):
     """Their answers are those of others; why they are refused is one line."""
     model, context = made
     context.write(tmp_path)
@@ -278,7 +278,7 @@ def test_requests_may_say_anything(changes, made, start, tmp_path):
     assert all(map(str.isprintable, logged))
 
 
-def test_a_misspelt_request_is_told(made, start, tmp_path):
+def test_a_misspelt_parameter_of_a_request_is_named(made, start, tmp_path):
     made[1].write(tmp_path)
     for ids, others in (([*range(40)], {"kvp_compress": "60%"}), ([*made[1].placeholders, 1], {})):
         request = asked(ids, kv_transfer_params={"kvp_compres": "9", **others})
@@ -305,7 +305,7 @@ def test_nothing_is_left_of_a_request_that_is_ended_early(made, start, tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["empty", "folder"])
-def test_files_may_be_anything(damage, made, start, tmp_path):
+def test_files_that_are_no_contexts_are_refused(damage, made, start, tmp_path):
     model, context = made
     path = context.write(tmp_path)
     path.unlink()

@@ -36,7 +36,7 @@ def test_round_trip(tmp_path):
     assert load_budgets(tmp_path) == load_budgets(tmp_path / "budgets.json") == _file(1, 2, 3)
 
 
-def test_strangers_are_one_line(tmp_path):
+def test_files_that_are_no_budgets_are_one_line(tmp_path):
     with pytest.raises(PolicyError, match="is no budget file"):
         load_budgets(tmp_path / "elsewhere")
     with pytest.raises(PolicyError, match="is no budget file"):

@@ -57,7 +57,7 @@ def test_a_label_of_two_parts_is_half_of_each(make_store):
 
 
 @pytest.mark.parametrize(("memory_bytes", "reads"), [(40_000, 6), (10**8, 2)])
-def test_queries_stay_where_everything_fits(store, memory_bytes, reads, monkeypatch):
+def test_traces_are_read_once_where_memory_allows(store, memory_bytes, reads, monkeypatch):
     reader = TraceReader(store)
     read, trace = [], reader.trace
     monkeypatch.setattr(reader, "trace", lambda index: read.append(index) or trace(index))

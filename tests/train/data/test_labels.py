@@ -20,7 +20,7 @@ def last_query(queries, keys, first, stop):
 OWN = Label(from_queries=last_query)
 
 
-def test_every_label_of_the_registry_is_one():
+def test_every_label_of_the_registry_loads():
     assert all(isinstance(load_label(name), Label) for name in LABELS.builtin)
 
 
@@ -37,7 +37,7 @@ def test_contexts_carry_the_importance_of_their_label(label, expected, store):
     torch.testing.assert_close(context.importance, wanted)
 
 
-def test_what_is_no_label_is_refused():
+def test_objects_that_are_no_labels_are_refused():
     with pytest.raises(UsageError, match="needs from_queries=FUNCTION, stored=NAME or both"):
         Label()
     with pytest.raises(UsageError, match="is not a train"):

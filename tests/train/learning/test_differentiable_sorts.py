@@ -43,7 +43,7 @@ def test_soft_ranks_are_the_projection_onto_the_permutahedron(strength):
         assert ((corners - ranks) @ (-scores / strength - ranks)).max() < 1e-9
 
 
-def test_hard_and_constant_limits_and_ties():
+def test_soft_ranks_have_hard_and_constant_limits():
     scores = draw(3, 12)
     hard = 1 + (scores[..., None, :] > scores[..., :, None]).double().sum(-1)  # 1 for the largest
     torch.testing.assert_close(soft_rank(scores, 1e-6), hard)

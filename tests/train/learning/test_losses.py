@@ -101,7 +101,7 @@ def test_heads_do_not_mix(recipe):
 
 
 @pytest.mark.parametrize("recipe", cases(sampled_too=False))
-def test_names_of_tokens_do_not_matter(recipe):
+def test_the_order_of_tokens_does_not_matter(recipe):
     scores, importances = draw(9)
     order = torch.tensor([4, 0, 7, 1, 8, 2, 6, 3, 5])
     counted = [[True, True]]

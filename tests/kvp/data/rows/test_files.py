@@ -36,13 +36,13 @@ def write_parquet(path):
         ("[a].parquet", write_parquet),
     ],
 )  # fmt: skip
-def test_kinds_of_files(tmp_path, name, write):
+def test_files_of_every_kind_are_read(tmp_path, name, write):
     write(tmp_path / name)
     result = [document.text for document in documents(str(tmp_path / name))]
     assert result == [row["text"] for row in ROWS]
 
 
-def test_of_a_folder_the_files_that_are_not_read_are_named(tmp_path):
+def test_files_of_a_folder_that_are_not_read_are_named(tmp_path):
     folder = tmp_path / "set"
     (folder / "sub" / ".hidden").mkdir(parents=True)
     for name in ("a.JSONL", "sub/b.Json"):
@@ -59,7 +59,7 @@ def test_of_a_folder_the_files_that_are_not_read_are_named(tmp_path):
     )
 
 
-def test_of_a_folder_the_file_that_is_wrong_is_named(tmp_path):
+def test_the_wrong_file_of_a_folder_is_named(tmp_path):
     (tmp_path / "good.txt").write_text("words")
     for content in (b"caf\xe9", b"a\0b", b" "):
         (tmp_path / "wrong.txt").write_bytes(content)
@@ -91,7 +91,7 @@ def test_files_that_are_refused(tmp_path, name, one_line):
         read(path)
 
 
-def test_by_name_and_configuration(monkeypatch):
+def test_data_sets_of_the_hub_are_read_by_name_and_configuration(monkeypatch):
     def load_dataset(name, configuration):
         if name != "somebody/ruler":
             raise ValueError("no\nsuch")

@@ -22,7 +22,7 @@ def turns(*contents):
     return [{"role": roles[n % 2], "content": text} for n, text in enumerate(contents)]
 
 
-def test_text_and_messages():
+def test_text_prompts_and_messages_become_documents():
     text = document_of({"text": "One."})
     assert (text.text, text.turns, text.split) == ("One.", (), split_of("One."))
     (prompt,) = document_of({"prompt": "a"}).questions
@@ -161,7 +161,7 @@ def test_multiple_choice_is_for_the_harness(column):
         document_of({"question": "Which?", column: "red", "answer": "0"})
 
 
-def test_several_questions_of_a_row():
+def test_a_row_may_ask_several_questions():
     asked = [{"question": "q1", "answer": "a1"}, {"question": "q2", "answers": ["a2", "b2"]}]
     row = {"context": "c", "metric": "f1", "task": "t", "questions": asked}
     first, second = questions_of({**row, "question": "q", "answer": "a"})

@@ -32,7 +32,7 @@ TREE = [
 ]  # fmt: skip
 
 
-def test_all_threads_the_best_first():
+def test_threads_of_a_tree_come_with_the_best_first():
     found = list(threads(TREE))
     last = [thread[-1]["content"] for thread in found]
     assert last == [f"text {name}" for name in ("acye", "abxg", "acxe", "acyf", "ad")]
@@ -70,7 +70,7 @@ def roots(source):
 
 
 @pytest.mark.parametrize(("paths", "expected"), [("best", 1), ("all", 3)])
-def test_as_many_threads_as_asked_for(tmp_path, paths, expected, jsonl):
+def test_a_tree_gives_its_best_thread_or_all(tmp_path, paths, expected, jsonl):
     rows = [row for number in range(4) for row in flat(number)]
     data = jsonl(tmp_path / "t.jsonl", *rows)
     usable, _ = read_documents(data, "data", settings(tree_paths=paths))
@@ -140,7 +140,7 @@ def test_questions_of_one_context_share_its_name(tmp_path, tokenizer, jsonl):
     assert [sample.id for sample in fewer] == [sample.id for sample in source][:2]
 
 
-def test_the_metric_of_all_rows(tmp_path, tokenizer, jsonl):
+def test_a_metric_may_be_given_for_all_rows(tmp_path, tokenizer, jsonl):
     talk = [{"role": "user", "content": "Hi" * 90}, {"role": "assistant", "content": "Hello"}]
     rows = [
         {"context": "c", "question": "q", "answer": "7", "metric": "f1"},

@@ -74,12 +74,12 @@ def test_messages_and_trees_of_a_table(tmp_path, name):
         ([1.0, {"a": (2.0,)}], [1, {"a": [2]}]), ("42.0", "42.0"),
     ],
 )  # fmt: skip
-def test_cells(cell, plain):
+def test_cells_become_plain_values(cell, plain):
     found = plain_row({"a": cell})["a"]
     assert (found, type(found)) == (plain, type(plain))
 
 
-def test_the_schema_of_openai():
+def test_messages_in_the_schema_of_openai_are_read():
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
         {"role": "User", "name": "ann", "content": [{"type": "text", "text": "a"}]},

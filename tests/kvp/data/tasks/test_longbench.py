@@ -52,7 +52,7 @@ def test_some_prompts_get_no_chat_template(tokenizer, tmp_path, jsonl):
 
 
 @pytest.mark.parametrize(("name", "score"), [("triviaqa", 1), ("hotpotqa", 0.5)])
-def test_of_worked_examples_the_first_line_counts(tokenizer, tmp_path, jsonl, name, score):
+def test_few_shot_answers_are_scored_by_their_first_line(tokenizer, tmp_path, jsonl, name, score):
     (sample,) = _build(tokenizer, jsonl(tmp_path / f"{name}.jsonl", _row(name)), name)
     assert TASKS[sample.task].score(sample, "\nLovelace\nb c") == pytest.approx(score)
 
@@ -73,7 +73,7 @@ def test_a_long_prompt_loses_its_middle(tokenizer, tmp_path, jsonl):
     assert text == whole[:half] + whole[-half:]
 
 
-def test_a_folder_a_file_of_all_and_a_group(tokenizer, tmp_path, jsonl):
+def test_rows_come_from_a_folder_or_from_one_file_of_all_data_sets(tokenizer, tmp_path, jsonl):
     folder = tmp_path / "data"
     folder.mkdir()
     jsonl(folder / "hotpotqa.jsonl", _row("hotpotqa"), _row("hotpotqa", input="Why?"))

@@ -38,7 +38,7 @@ def test_a_needle_is_pushed_back_to_the_end_of_a_sentence(depth, text):
     assert insert_needle(["One", "two.", "Three", "four", "five.", "Six"], "N.", depth) == text
 
 
-def test_every_cell_in_turn(tokenizer):
+def test_samples_go_through_the_grid_cell_by_cell(tokenizer):
     source = _build(tokenizer)
     cells = [(sample.labels["depth"], sample.labels["prompt_length"]) for sample in source]
     wanted = [(depth, length) for length in (600, 900) for depth in (0, 50, 100)]
@@ -78,7 +78,7 @@ def test_the_grid_has_a_default(tokenizer):
     assert {sample.labels["depth"] for sample in source} == {0, 25, 50, 75, 100}
 
 
-def test_two_scores(tokenizer):
+def test_answers_are_scored_by_containment_or_by_recall(tokenizer):
     task = NiahHeatmapTask()
     sample = _build(tokenizer)[0]
     answer = sample.references[0]

@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_left_out_and_counted(tmp_path, tokenizer, jsonl):
         build_samples("qa_1", settings(squad=path, split="all", length=100), tokenizer)
 
 
-def test_files_are_asked_for_by_their_flags(tmp_path, tokenizer):
+def test_missing_files_are_named_by_their_flags(tmp_path, tokenizer):
     with pytest.raises(UsageError, match="--tasks qa_2 needs --hotpotqa FILE"):
         build_samples("qa_2", settings(), tokenizer)
     path = written(tmp_path / "s.json", [{"context": "c", "question": "q", "answer": "a"}])
@@ -148,7 +148,7 @@ def test_files_are_asked_for_by_their_flags(tmp_path, tokenizer):
         build_samples("qa_1", settings(squad=path, split=other), tokenizer)
 
 
-def test_collecting_takes_them_into_ruler(tmp_path, tokenizer):
+def test_ruler_has_questions_where_their_files_are_given(tmp_path, tokenizer):
     files = {"squad": squad(tmp_path), "hotpotqa": hotpotqa(tmp_path)}
     request = TaskSettings(data="ruler", tasks=("ruler",), length=3000, seed=0, **files)
     plan = plan_collection(request, {"train": 13}, tokenizer)
@@ -166,7 +166,7 @@ def written(path, content):
     return str(path)
 
 
-def test_squads_own_file(tmp_path):
+def test_the_published_file_of_squad_is_read(tmp_path):
     answers = [{"text": text, "answer_start": 0} for text in ("Aare", "The Aare", "Aare")]
     asked = [
         {"question": "What is long? ", "answers": answers, "is_impossible": False},
@@ -186,7 +186,7 @@ def test_squads_own_file(tmp_path):
     assert list(read.owners) == ["The Aare is long."]
 
 
-def test_rows_of_the_hub_and_plain_ones(tmp_path, jsonl):
+def test_rows_of_squad_from_the_hub_and_plain_rows_are_read(tmp_path, jsonl):
     rows = [
         {"context": "c1", "question": "q1", "title": "t", "answers": {"text": ["a", "b"]}},
         {"context": "c2", "question": "q2", "answers": {"text": []}},
@@ -214,7 +214,7 @@ OF_THE_HUB = {
 
 
 @pytest.mark.parametrize("row", [OFFICIAL, OF_THE_HUB])
-def test_hotpotqas_forms(tmp_path, row):
+def test_both_forms_of_hotpotqa_are_read(tmp_path, row):
     (question,) = read_questions(written(tmp_path / "h.json", [row]), "hotpotqa").questions
     assert question.documents == ("A\nAda was born.", "B\nBe.", "C\nSea.")
     assert question.answering == ("A\nAda was born.", "B\nBe.")

@@ -129,7 +129,7 @@ def test_bad_rows_are_skipped_and_counted(tokenizer, tmp_path, row, message, jso
     assert message in note
 
 
-def test_data_that_hold_nothing_usable(tokenizer, tmp_path, jsonl):
+def test_data_without_usable_rows_are_refused(tokenizer, tmp_path, jsonl):
     path = jsonl(tmp_path / "scbench_mf.jsonl", _row(0))
     with pytest.raises(UsageError, match="has the answer 'a0', which is no number"):
         _build(tokenizer, "scbench_mf", data=path)
