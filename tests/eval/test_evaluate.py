@@ -101,7 +101,7 @@ def test_answers_are_those_of_each_method_alone(bench, prompts, protocol):
     assert [(r["budget_spec"], r["budget"]) for r in records[-2:]] == [("own", None)] * 2
 
 
-def _started(bench):
+def _start_caches(bench):
     """Ids of a prompt, its prefill but for four tokens, and caches of different sizes of it."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, 600, (24,), generator=generator)
@@ -115,7 +115,7 @@ def _started(bench):
 @pytest.mark.parametrize("decode_batch", [3, 64])
 def test_caches_leave_the_batch_when_their_answers_end(bench, decode_batch, monkeypatch):
     monkeypatch.setattr(bench.model.generation_config, "eos_token_id", list(range(0, 600, 7)))
-    ids, start, caches = _started(bench)
+    ids, start, caches = _start_caches(bench)
     caches.append(all_tokens(start))
     alone = []
     for kept in caches:
@@ -128,7 +128,7 @@ def test_caches_leave_the_batch_when_their_answers_end(bench, decode_batch, monk
 
 
 def test_equal_caches_run_once(bench, monkeypatch):
-    ids, start, (first, second, *_) = _started(bench)
+    ids, start, (first, second, *_) = _start_caches(bench)
     widths, forward = [], bench.model.forward
     monkeypatch.setattr(
         bench.model, "forward",

@@ -16,7 +16,7 @@ TOVA = Method(method="tova", scorer=make_scorer("tova"))
 FULL = Method(method="full")
 
 
-def _prepared(folder, loaded=False, **settings):
+def _prepare(folder, loaded=False, **settings):
     config = EvalConfig(
         model=str(folder), out="unused", methods="full,knorm", length=300, prompts=1,
         tasks="niah_single_1", protection="both", **{"budgets": "50%", **settings},
@@ -29,7 +29,7 @@ def _prepared(folder, loaded=False, **settings):
 
 def test_small_budgets_are_noted_where_they_were_asked_for(model_folder):
     for budgets, noted in (("6%", True), (EvalConfig.budgets, False)):  # at most 18 of 300 tokens
-        notes = " ".join(_prepared(model_folder, budgets=budgets).notes)
+        notes = " ".join(_prepare(model_folder, budgets=budgets).notes)
         assert ("below the 20 protected tokens" in notes) == noted
 
 
@@ -37,7 +37,7 @@ def test_small_budgets_are_noted_where_they_were_asked_for(model_folder):
 def test_without_the_chat_template_prompts_are_plain_text(model_folder, loaded):
     tokenizer = load_tokenizer(str(model_folder))
     for wanted in (True, False):
-        prepared = _prepared(model_folder, loaded, chat_template=wanted)
+        prepared = _prepare(model_folder, loaded, chat_template=wanted)
         text = tokenizer.decode(prepared.prompts[0].encoded.ids)
         assert text.startswith(OPENING if wanted else prepared.prompts[0].sample.text)
 
@@ -46,7 +46,7 @@ def test_two_samples_of_one_id_are_refused(model_folder, monkeypatch, one_line):
     monkeypatch.setattr("eval.prepare.load_prompts", lambda *args: (2 * load_prompts(*args)[0], []))
     name = "'niah_single_1/test/0/0', by which rows are told apart: give each sample its own"
     with one_line(UsageError, f"--tasks: two samples of the task niah_single_1 have the id {name}"):
-        _prepared(model_folder)
+        _prepare(model_folder)
 
 
 def test_plan_crosses_methods_budgets_and_protection():

@@ -74,7 +74,7 @@ SAMPLES = {
 }
 
 
-def written(one, tokenizer):
+def render(one, tokenizer):
     given = list(one.messages or ())[:-1] or turns(one.context + one.question)
     text = tokenizer.apply_chat_template(list(given), tokenize=False, add_generation_prompt=True)
     return text + one.answer_prefix
@@ -85,7 +85,7 @@ def written(one, tokenizer):
 def test_encoded_ids_are_what_the_template_writes(using, name, kind):
     tokenizer = using(SAME[name])
     ids = encode(SAMPLES[kind], tokenizer).ids
-    assert tokenizer.decode(ids) == written(SAMPLES[kind], tokenizer)
+    assert tokenizer.decode(ids) == render(SAMPLES[kind], tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_template_that_writes_something_else_is_refused(using, name, kind, one
 def test_a_text_that_a_template_leaves_alone_is_fed(using):
     tokenizer = using(OTHER["less on a word"])
     one = sample("Some text.", "Who?")
-    assert tokenizer.decode(encode(one, tokenizer).ids) == written(one, tokenizer)
+    assert tokenizer.decode(encode(one, tokenizer).ids) == render(one, tokenizer)
     with pytest.raises(ChangedTextError, match="changes the text of sample s"):
         encode(SAMPLES["question"], tokenizer)
 
@@ -123,7 +123,7 @@ def test_rows_whose_text_is_changed_are_left_out(using, tmp_path, jsonl):
         source = row_samples(data, settings, tokenizer, flag="data")
         assert "has text that the chat template changes" in source.notes[0]
         assert len(source) == 1
-        assert tokenizer.decode(encode(source[0], tokenizer).ids) == written(source[0], tokenizer)
+        assert tokenizer.decode(encode(source[0], tokenizer).ids) == render(source[0], tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -107,7 +107,7 @@ def test_a_training_continues_after_its_store_moved(train, store, tmp_path):
     assert train(moved, out, steps=3) == 0
 
 
-def unfinished(train, store, out, **more):
+def leave_unfinished(train, store, out, **more):
     """What a kill right before the end leaves."""
     with patch("train.job.run_folder.RunFolder.finish"):
         assert train(store, out, steps=8, **more) == 0
@@ -126,8 +126,8 @@ def test_a_foreign_checkpoint_is_refused_and_runs_no_code(
 ):
     monkeypatch.chdir(tmp_path)
     out, other = tmp_path / "policy", tmp_path / "other"
-    unfinished(train, store, out)
-    unfinished(train, store, other, seed=1)
+    leave_unfinished(train, store, out)
+    leave_unfinished(train, store, other, seed=1)
     (checkpoint,) = out.glob("checkpoints/*.ckpt")
     mine = torch.load(checkpoint, weights_only=True)
     lacking = {**mine, "state_dict": dict(list(mine["state_dict"].items())[1:])}
@@ -146,7 +146,7 @@ def test_a_foreign_checkpoint_is_refused_and_runs_no_code(
 def test_a_second_training_in_a_folder_is_refused(train, store, tmp_path, capsys):
     """A second one would leave its weights next to the settings of the first."""
     out = tmp_path / "policy"
-    unfinished(train, store, out)
+    leave_unfinished(train, store, out)
     lock = OutputFolder(out, RUN)
     assert train(store, out, steps=8) == 2
     assert f"{out} is being written by process " in capsys.readouterr().err

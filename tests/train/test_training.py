@@ -65,7 +65,7 @@ def weights(module):
     return [weight.detach().clone() for weight in module.rankers.parameters()]
 
 
-def like(module, seed):
+def draw_like(module, seed):
     """Random tensors shaped as the weights."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(weight.shape, generator=generator) for weight in weights(module)]
@@ -81,7 +81,7 @@ def test_a_step_without_gradients_shrinks_weights_by_rate_times_decay(store):
         torch.testing.assert_close(weight, was * (1 - RATE * DECAY))
 
 
-def clipped(gradients, heads):
+def clip_heads(gradients, heads):
     """Gradients with every head's norm brought down to `CLIP`."""
     norms = [
         sum(float(gradient[head].square().sum()) for gradient in gradients) ** 0.5
@@ -96,12 +96,12 @@ def test_a_huge_gradient_counts_as_the_clipped_one(store, optimizer):
     """AdamW's first step has one length whatever the gradient: the second one tells."""
     recipe = replace(RECIPE, steps=8, optimizer=optimizer)
     one, other = training(store, recipe), training(store, recipe)
-    huge, small = like(one, 1), [0.01 * part for part in like(one, 2)]
+    huge, small = draw_like(one, 1), [0.01 * part for part in draw_like(one, 2)]
     for part in huge:
         part[1:] *= 1e6
         part[0] *= 1e-3  # this head's stays as it is
     one.gradients = [huge, small]
-    other.gradients = [clipped(huge, one.rankers.head_count), small]
+    other.gradients = [clip_heads(huge, one.rankers.head_count), small]
     fit(one, 2)
     fit(other, 2)
     for ours, theirs in zip(weights(one), weights(other), strict=True):

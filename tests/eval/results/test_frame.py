@@ -29,7 +29,7 @@ def _record(method, budget, example="a", **fields):
     }  # fmt: skip
 
 
-def _compared(records, tuned=(), planned=(), **recorded):
+def _compare(records, tuned=(), planned=(), **recorded):
     results = Results(
         folder=Path(), manifest={"planned": planned, "identity": IDENTITY, **recorded},
         records=tuple(records), timing=(), tuned=tuned, notes=(),
@@ -37,8 +37,8 @@ def _compared(records, tuned=(), planned=(), **recorded):
     return compare_all(results)
 
 
-def _text(records, planned=()):
-    return f"{closing_text(_compared(records, planned=planned))}\n"
+def _closing_text(records, planned=()):
+    return f"{closing_text(_compare(records, planned=planned))}\n"
 
 
 def test_seeds_of_a_policy_form_one_line_and_protection_makes_two():
@@ -49,7 +49,7 @@ def test_seeds_of_a_policy_form_one_line_and_protection_makes_two():
         _record("full", None, score=1.0),
         _record("full", None, "b", nll=3.0, reply_tokens=3),
     ]
-    answers, replies = _compared(records)
+    answers, replies = _compare(records)
     assert [setting.label for setting in answers.settings] == ["full", "kvp +p", "kvp"]
     cells = {(setting.label, spec): of.interval for (setting, spec), of in answers.cells.items()}
     assert cells["kvp", "6%"].mean == 0.5
@@ -58,11 +58,11 @@ def test_seeds_of_a_policy_form_one_line_and_protection_makes_two():
     assert round(full.interval.mean, 4) == 2.7183
     half = "interval over prompts (half a prompt more at 0 and at 100 %)"
     alone = "; of one policy seed: what another would change is not in it"
-    assert f"{half}{alone}" in _text(records[:1])
-    assert f"{half} and policy seeds\n" in _text(records[:2])
-    assert "interval over prompts\n" in _text(records[-1:])
-    assert "2.72\n" in _text(records[-1:])  # and no interval of a single text
-    apart = _text([records[0], _record("full", None, "b", score=1.0)])  # none answered both
+    assert f"{half}{alone}" in _closing_text(records[:1])
+    assert f"{half} and policy seeds\n" in _closing_text(records[:2])
+    assert "interval over prompts\n" in _closing_text(records[-1:])
+    assert "2.72\n" in _closing_text(records[-1:])  # and no interval of a single text
+    apart = _closing_text([records[0], _record("full", None, "b", score=1.0)])  # none answered both
     assert "full, kvp, which answered only some of the prompts (95 % interval)\n95" in apart
 
 
@@ -73,7 +73,7 @@ def test_allocators_have_rows_and_sizes_of_a_method_a_column():
         _record("gvote", "own", allocator="own", score=1.0, kept_tokens=18.4),
         _record("full", None, score=1.0),
     ]
-    text = _text(records)
+    text = _closing_text(records)
     header = next(line for line in text.splitlines() if line.startswith("method"))
     assert header.split() == ["method", "6%", "own", "full"]
     rows = (re.split(r"\s{2,}", line.strip()) for line in text.splitlines())
@@ -89,7 +89,7 @@ def test_the_best_null_is_that_of_the_highest_mean_over_tasks():
         for task, score, count in (("a", scores[0], 9), ("b", scores[1], 1))
         for number in range(count)
     ]
-    (comparison,) = _compared(rows)
+    (comparison,) = _compare(rows)
     keydiff = next(setting for setting in comparison.settings if setting.method == "keydiff")
     gap = comparison.over_null(keydiff, "25%")
     assert gap.mean == pytest.approx(0.4)  # random: 0.6; by prompts ring would be the best
@@ -106,11 +106,11 @@ def test_what_was_measured_is_said_in_one_sentence():
         ([other], "1 prompt of vt_0shot"),
     ):
         said = f"nano, {named}, at most 512 tokens, test split, seed 3."
-        assert _compared(records)[0].measured == said
+        assert _compare(records)[0].measured == said
 
 
-def _said(records, tuned=()):
-    comparison = _compared(records, tuned)[0]
+def _sentences(records, tuned=()):
+    comparison = _compare(records, tuned)[0]
     return "\n".join(each for each in sentences(comparison) if each != comparison.measured)
 
 
@@ -127,7 +127,7 @@ def test_learned_and_best_methods_are_compared_with_the_full_cache():
         _record("kvzip", "12.5%", score=0.6, allocator="global"),
         _record("kvzip", "12.5%", score=0.0, protocol="query_agnostic"),
     ]
-    assert _said(records) == (
+    assert _sentences(records) == (
         "At 12.5% of the cache, with the question seen before compression, kvp+global answers 72% "
         "(95 % interval 0 to 100), the full cache 80% (0 to 100). With equal counts per head it "
         "answers 40% (0 to 100).\n"
@@ -160,7 +160,7 @@ def test_the_smallest_budget_that_loses_little(wrong, words):
         for number in range(200):
             score = float(number >= lost)
             records.append(_record("kvp", budget, str(number), score=score, **LEARNED))
-    last = _said(records).splitlines()[-1]
+    last = _sentences(records).splitlines()[-1]
     assert f"{words}." in last, last
 
 
@@ -184,11 +184,11 @@ def test_a_difference_is_described_by_its_interval_and_its_test(theirs, words):
             _record("kvzip", budget, str(number), score=other),
             _record("knorm", budget, str(number), score=other),
         ]
-    said = _said(records)
+    said = _sentences(records)
     _, other, null, *_ = said.splitlines()
     assert re.search(f"The best other method, kvzip .*%.*: {words}[.]$", other), said
     assert said.count("paired by prompt") == 1
-    table = tidy(*_compared(records))  # no other test marks the table's differences
+    table = tidy(*_compare(records))  # no other test marks the table's differences
     row = table[(table.method == "kvzip") & (table.budget == "12.5%") & (table.task == OVERALL)]
     assert bool(row.minus_lead_differs.item()) == ("ahead" in words)
     assert "random, answers 25% " in null
@@ -207,7 +207,7 @@ def test_a_difference_is_described_by_its_interval_and_its_test(theirs, words):
 def test_what_a_policy_was_trained_on_is_in_the_sentence(tasks, words):
     scores = ("kvp", "6%", 1.0), ("snapkv", "6%", 1.0)
     records = [row for task in ("niah_single_1", "vt") for row in _answers(*scores, task=task)]
-    (comparison,) = _compared(records, policy_tasks={"seed0": tasks, "another": ["vt"]})
+    (comparison,) = _compare(records, policy_tasks={"seed0": tasks, "another": ["vt"]})
     assert words in " ".join(sentences(comparison))
 
 
@@ -223,14 +223,14 @@ def _answers(*scores, prompts=40, **fields):
 def test_one_method_beside_the_oracle_is_compared():
     pairs = itertools.product((("oracle", 1.0), ("snapkv", 0.0)), ("25%", "50%"))
     scores = ((method, budget, score) for (method, score), budget in pairs)
-    (comparison,) = _compared(_answers(("full", None, 1.0), *scores))
+    (comparison,) = _compare(_answers(("full", None, 1.0), *scores))
     assert {spec for _, spec in comparison.significant} == {"25%", "50%"}
 
 
 def test_the_correction_counts_the_pairs_of_an_extended_folder():
     first = ("kvp", "12.5%", 1.0), ("snapkv", "12.5%", 0.0)
     later = ("snapkv", "25%", 1.0), ("keydiff", "25%", 0.0), ("random", "25%", 0.0)
-    (comparison,) = _compared(_answers(*first, *later))
+    (comparison,) = _compare(_answers(*first, *later))
     _, significant = comparison.differences(comparison.best_at("25%"))
     assert {setting.method for setting in significant} == {"keydiff", "random"}
     assert comparison.test_count == 1 + 3  # with kvp, and the pairs of three methods
@@ -252,13 +252,13 @@ def test_nulls_are_quoted_apart_and_prompts_choose_no_setting():
         "The next, snapkv, answers 20% (0 to 100): +20.0 points (-100.0 to +100.0).\n"
         "The best null (a control that reads no content), random, answers 45% (0 to 100): -5.0 "
         "points (-100.0 to +100.0).\n"
-    ) in _said([*records, _record("full", None, score=1.0)])
+    ) in _sentences([*records, _record("full", None, score=1.0)])
 
 
 def test_few_prompts_get_numbers_and_no_verdict():
     def of(prompts):
         scores = ("kvp", "25%", 1.0), ("snapkv", "25%", 0.0)
-        (comparison,) = _compared(_answers(*scores, prompts=prompts))
+        (comparison,) = _compare(_answers(*scores, prompts=prompts))
         return "\n".join(sentences(comparison)), comparison.significant
 
     few, none = of(9)
@@ -281,10 +281,10 @@ def test_the_budget_is_one_that_most_methods_have():
         )
         for budget in budgets
     ]  # fmt: skip
-    said = _said(records)
+    said = _sentences(records)
     assert said.startswith("At 2% of the cache")
     assert "the best method, kvzip" in said
-    (comparison,) = _compared(records)
+    (comparison,) = _compare(records)
     (main, *_) = findings(comparison, comparison.best_at("3%"))
     assert main.startswith("At 3% of the cache")
     assert "the best method, keydiff, answers" in main
@@ -309,7 +309,7 @@ def test_methods_count_in_the_setting_that_was_tuned():
         )
         for method, allocator in (("kvp", "global"), ("snapkv", "uniform"))
     )  # fmt: skip
-    text = _said(records, (TunedSettings(split="validation", data={}, methods=methods),))
+    text = _sentences(records, (TunedSettings(split="validation", data={}, methods=methods),))
     assert "kvp+global answers 40% (95 % interval 0 to 100)" in text
     assert "The best other method, snapkv, answers 20% (0 to 100): +20.0 points (-100.0 to" in text
 
@@ -319,15 +319,15 @@ def test_sentences_without_answers_are_about_perplexity():
         _record("full", None, nll=0.0, reply_tokens=2),
         _record("knorm", "25%", nll=1.3862943611198906, reply_tokens=2),
     ]
-    assert _said(records) == (
+    assert _sentences(records) == (
         "At 25% of the cache, with the question seen before compression, the best method, knorm, "
         "has a perplexity of 2.00, the full cache 1.00."
     )
-    assert _said([_record("full", None, score=0.8)]) == ""
-    assert _text([]) == "\n"
+    assert _sentences([_record("full", None, score=0.8)]) == ""
+    assert _closing_text([]) == "\n"
 
 
-def _planned(task, prompts, *methods):
+def _plan(task, prompts, *methods):
     settings = [[each, "auto", "uniform", None, False, None if each == "full" else "25%"]
                 for each in methods]  # fmt: skip
     return {"protocol": "query_aware", "prompts": {task: prompts}, "settings": settings}
@@ -336,13 +336,13 @@ def _planned(task, prompts, *methods):
 def test_unfinished_results_say_so_first_and_rank_nothing():
     others = ("knorm", "25%", 1.0), ("snapkv", "25%", 0.0), ("random", "25%", 0.0)
     records = _answers(("full", None, 1.0), *others, prompts=6)
-    whole = [_planned("niah_single_1", 6, "full", "knorm", "snapkv"),
-             _planned("niah_single_1", 4, "random")]  # fmt: skip
-    assert _text(records, planned=whole) == _text(records)
-    assert "the best method, knorm, answers 100%" in _text(records)
-    more = [*whole, _planned("niah_single_1", 10, "knorm", "snapkv"), _planned("vt", 3, "h2o"),
-            _planned("cwe", 3, "h2o")]  # fmt: skip
-    first, *lines = _text(records, planned=more).splitlines()
+    whole = [_plan("niah_single_1", 6, "full", "knorm", "snapkv"),
+             _plan("niah_single_1", 4, "random")]  # fmt: skip
+    assert _closing_text(records, planned=whole) == _closing_text(records)
+    assert "the best method, knorm, answers 100%" in _closing_text(records)
+    more = [*whole, _plan("niah_single_1", 10, "knorm", "snapkv"), _plan("vt", 3, "h2o"),
+            _plan("cwe", 3, "h2o")]  # fmt: skip
+    first, *lines = _closing_text(records, planned=more).splitlines()
     assert first == (
         "Unfinished: 6 of 10 prompts of niah_single_1 (query_aware), 0 of 3 prompts of vt "
         "(query_aware), 1 more; 6 of 16 evaluations are done, the same command continues."
@@ -386,17 +386,17 @@ def test_tasks_that_cannot_tell_methods_apart_are_set_apart(full, null, metric, 
 
     odd = of("vt", {"full": full, "random": null, "knorm": 0.2})
     sure = of("niah_single_1", {"full": 1.0, "random": 0.0, "knorm": 1.0})
-    first, *others = _said([*odd, *sure]).splitlines()
+    first, *others = _sentences([*odd, *sure]).splitlines()
     assert first.startswith(said or "At 50% of the cache")
     if said:
         assert "knorm, answers 100% (95 % interval 98 to 100)" in others[0]
-        (alone,) = _said(odd).splitlines()
+        (alone,) = _sentences(odd).splitlines()
         assert alone.startswith(said.replace("Set apart", "No task here can tell methods apart"))
 
 
 def test_texts_that_need_no_context_are_set_apart():
     def of(gain):
-        return _said([
+        return _sentences([
             _record("full", None, nll=20.0, reply_tokens=10),
             _record("random", "6%", nll=20.0 + 10 * gain, reply_tokens=10),
             _record("ring", "6%", nll=30.0, reply_tokens=10),  # not the best null
@@ -422,7 +422,7 @@ def test_every_number_has_its_column():
         for task, right in zip(("all", "vt"), rights, strict=True)
         for n in range(40)
     ]  # fmt: skip
-    table = tidy(_compared(records)[0])
+    table = tidy(_compare(records)[0])
     assert table.duplicated(["task", "method", "setting", "budget"]).sum() == 0
     knorm = table[table["method"] == "knorm"].set_index("task")
     assert list(knorm.index) == ["all", "task all", "vt"]  # the second is of the task "all"

@@ -113,7 +113,7 @@ TEMPLATE = (
 TEXTS = st.lists(st.text(" \n\tab\u3000", min_size=1).filter(str.strip), min_size=6, max_size=6)
 
 
-def written_by(tokenizer, trim, before=":"):
+def with_template(tokenizer, trim, before=":"):
     other = copy.deepcopy(tokenizer)
     other.chat_template = TEMPLATE.replace("CONTENT", TRIMS[trim]).replace("BEFORE", repr(before))
     return other
@@ -132,7 +132,7 @@ def tokens_of(messages, tokenizer):
 )
 @given(texts=TEXTS)
 def test_white_space_around_turns_is_as_the_template_writes_it(tokenizer, trim, before, texts):
-    trimming = written_by(tokenizer, trim, before)
+    trimming = with_template(tokenizer, trim, before)
     messages = ({"role": "system", "content": texts[0]}, *chat(*texts[1:], "x"))
     assert encode(make(messages), trimming).ids == tokens_of(messages[:-1], trimming)
     asked = make(context=texts[0], question=texts[3])
@@ -140,7 +140,7 @@ def test_white_space_around_turns_is_as_the_template_writes_it(tokenizer, trim, 
 
 
 def test_evidence_of_a_context_that_the_template_trims(tokenizer):
-    trimming = written_by(tokenizer, "both")
+    trimming = with_template(tokenizer, "both")
     sample = make(context="\n\n Ann met Bob. ", question="Who?\n")
     sample = replace(sample, references=("Bob",))
     encoded = encode(sample, trimming)

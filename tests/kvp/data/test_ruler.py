@@ -91,7 +91,7 @@ def test_essays_are_shared_out_between_the_splits():
 LENGTH = 131_072
 
 
-def made(task):
+def generate_long(task):
     """A sample with one token per word or mark, and the tokens of every text that was counted."""
     counts = []
 
@@ -108,13 +108,13 @@ def made(task):
     "task", ["niah_single_1", "niah_multikey_1", "niah_multikey_3", "vt", "cwe", "fwe"]
 )
 def test_few_tokens_are_counted_beyond_those_of_the_prompt(task):
-    _, counts = made(task)
+    _, counts = generate_long(task)
     assert max(counts) < 2 * LENGTH
     assert sum(counts) < 12 * LENGTH
 
 
 def test_words_beyond_the_lists_are_compounds():
-    sample, _ = made("cwe")
+    sample, _ = generate_long("cwe")
     listed = sample.context.rpartition("most often.\n")[2].strip()
     counts = Counter(re.split(r" ?\d+\. ", listed)[1:])
     assert {word for word, times in counts.items() if times == 30} == set(sample.references)

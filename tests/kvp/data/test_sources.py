@@ -19,43 +19,43 @@ from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 
 
-def asked(data="ruler", **changes):
+def make_settings(data="ruler", **changes):
     given = {
         "tasks": ("niah_single_2", "niah_multikey_2"), "count": 6, "seed": 1, "length": 1600,
     }  # fmt: skip
     return TaskSettings(data=data, **(given | changes))
 
 
-def opened(tokenizer, data="ruler", **changes):
-    return open_source(asked(data, **changes), tokenizer)
+def open_data(tokenizer, data="ruler", **changes):
+    return open_source(make_settings(data, **changes), tokenizer)
 
 
 @pytest.mark.parametrize("data", ["ruler", "chat"])
 def test_a_sample_depends_on_its_index_alone(data, tokenizer):
-    few, many = opened(tokenizer, data, count=2), opened(tokenizer, data, count=6)
+    few, many = open_data(tokenizer, data, count=2), open_data(tokenizer, data, count=6)
     assert list(few) == [many[0], many[1]]
     assert len({sample.id for sample in many}) == len(many) == 6
     with pytest.raises(IndexError):
         many[6]
-    assert opened(tokenizer, data, seed=2)[0] != many[0]
+    assert open_data(tokenizer, data, seed=2)[0] != many[0]
     for sample in few:  # one more line or exchange would not fit
         assert 1350 < encode(sample, tokenizer).prompt_length <= 1600
 
 
 def test_tasks_take_turns_and_a_task_alone_gives_the_same_samples(tokenizer):
-    both = list(opened(tokenizer, count=4))
+    both = list(open_data(tokenizer, count=4))
     assert [sample.task for sample in both] == ["niah_single_2", "niah_multikey_2"] * 2
-    assert list(opened(tokenizer, tasks=("niah_multikey_2",), count=2)) == both[1::2]
+    assert list(open_data(tokenizer, tasks=("niah_multikey_2",), count=2)) == both[1::2]
 
 
 def test_running_text_is_cut_before_a_word(tmp_path, tokenizer, jsonl):
     data = jsonl(tmp_path / "t.jsonl", *({"text": f"text{n} of several words"} for n in range(30)))
-    pieces = list(opened(tokenizer, data, length=16, count=99))
+    pieces = list(open_data(tokenizer, data, length=16, count=99))
     assert pieces
     for sample in pieces:
         assert re.fullmatch(r"text\d+ of", sample.context)  # "several" ends at 16+
         assert sample.reply == " several words"
-    whole = list(opened(tokenizer, data, length=50, count=99))
+    whole = list(open_data(tokenizer, data, length=50, count=99))
     assert all(sample.context.endswith("words") for sample in whole)
     assert {(sample.metric, sample.reply, sample.messages) for sample in whole} == {
         ("none", "", None)
@@ -66,7 +66,7 @@ def test_rows_too_long_are_left_out_and_counted(tmp_path, tokenizer, jsonl):
     rows = [
         {"context": f"{n:02d}" * (45 if n % 3 == 0 else 5), "question": "Q?"} for n in range(60)
     ]
-    source = opened(tokenizer, jsonl(tmp_path / "qa.jsonl", *rows), length=60, count=99)
+    source = open_data(tokenizer, jsonl(tmp_path / "qa.jsonl", *rows), length=60, count=99)
     assert {len(sample.context) for sample in source} == {10}
     (note,) = source.notes
     assert re.search(r"train split: left out \d+ rows: line \d+ has \d+ prompt tokens, more", note)
@@ -74,10 +74,10 @@ def test_rows_too_long_are_left_out_and_counted(tmp_path, tokenizer, jsonl):
 
 def test_needles_that_do_not_fit_are_drawn_again(tokenizer):
     """The smallest prompts differ by the length of their key: some draws are too long."""
-    roomy = opened(tokenizer, tasks=("niah_single_1",), count=60, length=2000)
+    roomy = open_data(tokenizer, tasks=("niah_single_1",), count=60, length=2000)
     for length in range(440, 800, 4):
         try:
-            tight = list(opened(tokenizer, tasks=("niah_single_1",), count=60, length=length))
+            tight = list(open_data(tokenizer, tasks=("niah_single_1",), count=60, length=length))
         except UsageError:
             continue
         break
@@ -107,24 +107,24 @@ def test_every_prefix_of_a_mixture_has_its_parts_by_weight(weights):
 
 def test_a_mixture_takes_samples_of_its_parts_by_weight(tokenizer, prose):
     data = f"ruler:0.5,chat:0.3,{prose}:0.2"
-    mixed = list(opened(tokenizer, data, count=10))
+    mixed = list(open_data(tokenizer, data, count=10))
     tasks = Counter(sample.task for sample in mixed)
     assert tasks == {"niah_single_2": 3, "niah_multikey_2": 2, "chat": 3, "prose": 2}
     assert len({sample.id for sample in mixed}) == 10
-    assert list(opened(tokenizer, data, count=4)) == mixed[:4]
-    alone = list(opened(tokenizer, "chat", count=3))
+    assert list(open_data(tokenizer, data, count=4)) == mixed[:4]
+    alone = list(open_data(tokenizer, "chat", count=3))
     assert [sample for sample in mixed if sample.task == "chat"] == alone
-    ended = opened(tokenizer, f"chat:0.1,{prose}:0.9", count=100, length=200)
+    ended = open_data(tokenizer, f"chat:0.1,{prose}:0.9", count=100, length=200)
     assert 10 < len(ended) < 30
     (note,) = [note for note in ended.notes if "the mixture ends there" in note]
     assert note.startswith(f"--data {prose}: only ")
 
 
 def test_the_plan_of_a_mixture_and_its_identity(tokenizer, prose):
-    mixed = asked(f"ruler:1,{prose}:1", tasks=("niah_single_1",), length=900)
+    mixed = make_settings(f"ruler:1,{prose}:1", tasks=("niah_single_1",), length=900)
     digest = data_identity(mixed, ())["digest"]
-    assert digest == data_identity(asked(prose), ())["digest"] is not None
-    assert data_identity(asked("ruler:1,chat:1"), ())["digest"] is None
+    assert digest == data_identity(make_settings(prose), ())["digest"] is not None
+    assert data_identity(make_settings("ruler:1,chat:1"), ())["digest"] is None
     plan = plan_collection(mixed, {"train": 4, "validation": 2}, tokenizer)
     assert plan.tasks == ("niah_single_1",)
     assert [sample.task for sample in plan] == ["niah_single_1", "prose"] * 3
@@ -153,11 +153,11 @@ def test_a_file_whose_name_has_a_comma_is_one_part(tmp_path):
 )
 def test_requests_that_cannot_work(data, changes, message, tokenizer):
     with pytest.raises(UsageError, match=f"^{re.escape(message)}"):
-        opened(tokenizer, data, **changes)[0]
+        open_data(tokenizer, data, **changes)[0]
 
 
 def test_generated_benchmarks_are_collected(tokenizer):
-    request = asked(tasks=("scbench", "niah_heatmap"), length=1200)
+    request = make_settings(tasks=("scbench", "niah_heatmap"), length=1200)
     plan = plan_collection(request, {"train": 10, "test": 2}, tokenizer)
     names = [sample.task for sample in plan]
     assert names[:5] == names[5:10] == list(plan.tasks)
@@ -166,11 +166,11 @@ def test_generated_benchmarks_are_collected(tokenizer):
 
 
 def test_tasks_of_a_group_that_do_not_fit_are_left_out(tokenizer):
-    fitting = fitting_tasks(asked(tasks=("scbench",), length=500), tokenizer)
+    fitting = fitting_tasks(make_settings(tasks=("scbench",), length=500), tokenizer)
     assert "scbench_mf" in fitting
     assert "scbench_kv" not in fitting
     with pytest.raises(UsageError, match="--length 30: no task of scbench fits"):
-        fitting_tasks(asked(tasks=("scbench",), length=30), tokenizer)
+        fitting_tasks(make_settings(tasks=("scbench",), length=30), tokenizer)
     for task in ("longbench", "longbench_trec", "scbench_qa_eng", "data"):
         with pytest.raises(UsageError, match=f"--tasks {task} is a task of kvp eval"):
-            fitting_tasks(asked(tasks=(task,)), tokenizer)
+            fitting_tasks(make_settings(tasks=(task,)), tokenizer)

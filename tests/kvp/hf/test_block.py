@@ -22,7 +22,7 @@ from kvp.scoring import Needs
 from policies import make_scorer
 
 
-def stored(output):
+def stored_tokens(output):
     return int(output.past_key_values.layers[0].keys.shape[2])
 
 
@@ -42,7 +42,7 @@ def test_wrapped_models_are_evicted_from(qwen, prompt, fixed, kind, generate):
     wrapper = WRAPPERS[kind](qwen)
     with evicting(wrapper, fixed(40), 22):
         output = generate(wrapper, ids, 5)
-    assert stored(output) == 22 + 4
+    assert stored_tokens(output) == 22 + 4
     assert torch.equal(output.sequences, expected.sequences)
     if "compile" in kind:  # each further call compiles for seconds
         return
@@ -74,7 +74,7 @@ def test_threads_keep_their_calls_apart(qwen, prompt, generate):
         results = [one.result(60) for one in running]
     handle.remove()
     for result, alone in zip(results, expected, strict=True):
-        assert stored(result) == 22 + 3
+        assert stored_tokens(result) == 22 + 3
         assert torch.equal(result.sequences, alone.sequences)
 
 
@@ -98,7 +98,7 @@ def test_a_scorer_may_run_the_model(qwen, prompt, generate):
             return seen.keys[view.layer].float().norm(dim=-1)
 
     with evicting(qwen, SecondLook(), 22):
-        assert stored(generate(qwen, ids, 3)) == 22 + 2
+        assert stored_tokens(generate(qwen, ids, 3)) == 22 + 2
 
 
 def test_policies_of_another_model_warn(qwen, fixed):
@@ -151,7 +151,7 @@ def test_a_pipeline_is_evicted_from(qwen, letters):
     seen = []
 
     def note(module, args, output):
-        seen.append(stored(output))
+        seen.append(stored_tokens(output))
 
     with evicting(qwen, make_scorer("keydiff"), 22):
         alone = qwen.generate(ids, max_new_tokens=4, do_sample=False)
@@ -184,7 +184,7 @@ def test_inside_a_block_attention_is_that_of_kvp(qwen, prompt, fixed, loaded, ge
         assert qwen.config._attn_implementation == "kvp"
         output = generate(qwen, prompt(40), 4, output_logits=True)
     assert qwen.config._attn_implementation == loaded
-    assert stored(output) == 22 + 3
+    assert stored_tokens(output) == 22 + 3
     assert all(map(torch.equal, output.logits, expected.logits))
 
 
@@ -202,7 +202,7 @@ def test_longrope_prompts_beyond_the_switch(longrope, prompt, fixed, generate):
     ids = prompt(60)
     with evicting(longrope, fixed(60), 22):
         output = generate(longrope, ids, 6)
-    assert stored(output) == 22 + 5
+    assert stored_tokens(output) == 22 + 5
     first = generate(longrope, ids, 1).sequences
     cache = prefill_and_evict(longrope, ids, fixed(60), 22)
     assert torch.equal(
@@ -230,7 +230,7 @@ def test_tokens_beyond_a_window_as_long_as_the_model_are_refused(build, prompt, 
         prefill_and_evict(model, prompt(60), fixed(60), 22)
 
 
-def filled(model, ids):
+def fill_cache(model, ids):
     cache = DynamicCache(config=model.config)
     model(ids[:, :20], past_key_values=cache)
     return cache
@@ -246,7 +246,7 @@ NEITHER = "pass neither past_key_values nor"
         ({"assistant_early_exit": 1}, "rolled back"),
         ({"attention_mask": torch.tensor([[1] * 9 + [0] + [1] * 20])}, "padding_side"),
         ({"output_attentions": True}, "output_attentions=False"),
-        ({"past_key_values": filled}, "filled outside"),
+        ({"past_key_values": fill_cache}, "filled outside"),
         ({"cache_implementation": "offloaded"}, f"a DynamicCache with offloading: {NEITHER}"),
         ({"cache_implementation": "static"}, f"a StaticCache: {NEITHER}"),
     ],

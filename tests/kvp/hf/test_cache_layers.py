@@ -41,7 +41,7 @@ def slots(sets, layer):
     )
 
 
-def fed(model, cache, ids, mask, cuts):
+def feed(model, cache, ids, mask, cuts):
     """Logits of ids [B, T], fed from cut to cut."""
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     parts = [
@@ -54,7 +54,7 @@ def fed(model, cache, ids, mask, cuts):
     return torch.cat(parts, dim=1)
 
 
-def shrunk(model, ids, sets):
+def shrink_cache(model, ids, sets):
     seen = observe(model, ids)
     indices = [slots(sets, layer) for layer in range(3)]
     return EvictingCache.gather(seen.keys, seen.values, indices, seen=ids.shape[1])
@@ -65,7 +65,7 @@ def test_dropping_equals_masking_after_chunks_of_any_length(model, prompt, maske
     tokens, chunks = 40, (1, 2, 7, 64, 1, 1)
     ids = prompt(tokens + sum(chunks))
     sets = uneven_sets(3, tokens)
-    cache = shrunk(model, ids[:, :tokens], sets)
+    cache = shrink_cache(model, ids[:, :tokens], sets)
     assert [type(layer) for layer in cache.layers] == [RaggedLayer, RaggedLayer, EvictingLayer]
     logits = torch.cat(
         [
@@ -87,7 +87,7 @@ def test_bf16_stays_near_the_masked_reference(qwen, prompt, masked_logits):
     truth = masked_logits(qwen, ids, 20, sets[0])[0, 20:]
     qwen.to(torch.bfloat16)
     reference = masked_logits(qwen, ids, 20, sets[0])[0, 20:].float()
-    logits = qwen(ids[:, 20:], past_key_values=shrunk(qwen, ids[:, :20], sets)).logits[0]
+    logits = qwen(ids[:, 20:], past_key_values=shrink_cache(qwen, ids[:, :20], sets)).logits[0]
     assert logits.dtype == torch.bfloat16
     assert (logits.float() - truth).abs().mean() <= 1.5 * (reference - truth).abs().mean()
 
@@ -155,7 +155,7 @@ def test_nothing_evicted_is_bitwise_the_plain_model(model, prompt, padded):
     for attention, cache in (("kvp", EvictingCache()), ("sdpa", DynamicCache(config=model.config))):
         model.set_attn_implementation(attention)
         whole = model(ids, attention_mask=mask, use_cache=False).logits
-        logits.append((whole, fed(model, cache, ids, mask, (0, 20, 27, 28, 29, 30))))
+        logits.append((whole, feed(model, cache, ids, mask, (0, 20, 27, 28, 29, 30))))
     assert all(map(torch.equal, *logits))
 
 
@@ -178,7 +178,7 @@ def test_bytes_are_those_of_the_tensors(model, prompt):
 
 def test_tokens_already_cached_are_refused(qwen, prompt):
     ids, positions = prompt(20), torch.tensor([[19]])
-    for cache in (observe(qwen, ids).cache, shrunk(qwen, ids, uneven_sets(1, 20))):
+    for cache in (observe(qwen, ids).cache, shrink_cache(qwen, ids, uneven_sets(1, 20))):
         with pytest.raises(UsageError, match="at least one prompt token"):
             qwen(ids[:, -1:], position_ids=positions, past_key_values=cache)
 
@@ -191,7 +191,7 @@ def test_rollback_odd_masks_dropout_gradients_and_autocast_are_refused(qwen, pro
     cache.crop(0)
     with pytest.raises(UsageError, match="rolled back"):
         cache.crop(-2)
-    cache = shrunk(qwen, prompt(20), uneven_sets(1, 20, full_layer=None))
+    cache = shrink_cache(qwen, prompt(20), uneven_sets(1, 20, full_layer=None))
     qwen.train()
     for block in qwen.model.layers:
         block.self_attn.attention_dropout = 0.5

@@ -35,7 +35,7 @@ N, QUESTION = 250, torch.tensor([[5, 9, 2, 33, 7]])
 FAMILIES = ("qwen2", "phi3", "qwen3")
 
 
-def made(model, tokenizer, method="keydiff", allocator=None):
+def make_context(model, tokenizer, method="keydiff", allocator=None):
     """An evicted cache, and the context that is made of it."""
     ids = torch.randint(0, 60, (1, N), generator=torch.Generator().manual_seed(1))
     split = allocator and WholeBlocks(make_allocator(allocator), 32)
@@ -51,7 +51,7 @@ SPLIT = [("qwen2", name) for name in ("global", "pyramid", "shared")]
 def test_logits_are_those_of_the_evicted_cache(family, allocator, build, words, tmp_path):
     """Of the context and of its file; heads keep whole blocks, and rows are those of its tokens."""
     model, positions = build(family), torch.arange(N, N + 5)[None]
-    cache, context = made(model, words, allocator=allocator)
+    cache, context = make_context(model, words, allocator=allocator)
     counts = [(layer.positions[0] < EMPTY).sum(1).tolist() for layer in cache.stored.values()]
     assert context.facts.counts in (counts, None)
     if allocator == "shared":
@@ -102,7 +102,7 @@ def test_what_engines_cannot_hold_is_refused(nano, words, build):
     with pytest.raises(UsageError, match="at least 32"):
         compress(nano, words, "Short.", make_scorer("knorm"))
     model, faster, away = build("llama"), build("llama"), build("llama").to("meta")
-    _, context = made(model, words)
+    _, context = make_context(model, words)
     faster.model.rotary_emb.inv_freq.mul_(2)
     with pytest.raises(ContextError, match="another RoPE than this model has"):
         load_context(context, faster)
@@ -134,7 +134,7 @@ def test_keys_are_turned_where_every_layer_rotates_them_by_one_position():
 )
 def test_adapters_outside_of_the_model_are_refused(kind, config, qwen, words, fixed):
     """No digest tells them, and nothing but the wrapper's own forward pass has them."""
-    cache, context = made(qwen, words)
+    cache, context = make_context(qwen, words)
     adapted = PeftModel(qwen, peft_type=SimpleNamespace(value=kind), **config)
     calls = (
         lambda: compress(adapted, words, "The sky is blue. " * 30, fixed(40)),
@@ -152,4 +152,4 @@ def test_adapters_outside_of_the_model_are_refused(kind, config, qwen, words, fi
 def test_contexts_with_infinite_values_are_refused_when_they_are_made(qwen, words):
     qwen.model.layers[1].self_attn.v_proj.weight.fill_(1e38)  # beyond what its numbers hold
     with pytest.raises(ContextError, match=r"1\.values has NaN or infinity"):
-        made(qwen, words, "streaming_llm")
+        make_context(qwen, words, "streaming_llm")

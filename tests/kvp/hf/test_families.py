@@ -131,21 +131,21 @@ def build(family):
     return model.requires_grad_(False).train(False)
 
 
-def listed(text):
+def parse(text):
     """Each family of the rows in `text`, and the rest of its row."""
     rows = [line.split(" | ", 1) for line in text.splitlines() if line.startswith("| ")]
     return [(family, rest) for families, rest in rows for family in families[2:].split("; ")]
 
 
-def table():
+def read_page():
     """Family -> its row for the installed transformers: docs/models.md has other ones for old."""
     text, old = re.split("<!-- before transformers 5.23.*", PAGE.read_text(encoding="utf-8"))
     if Version(transformers.__version__) < Version("5.23"):
         text += old
-    return dict(listed(text))
+    return dict(parse(text))
 
 
-def drawn(geometry, *, ragged):
+def draw_tokens(geometry, *, ragged):
     """Tokens that stay, drawn for every layer and head."""
     generator = torch.Generator().manual_seed(3)
     return [
@@ -159,7 +159,7 @@ def drawn(geometry, *, ragged):
 
 
 @torch.no_grad()
-def continued(model, cache, ids, pieces):
+def feed_in_pieces(model, cache, ids, pieces):
     """Logits of ids [1, T] that follow `CACHED` tokens, fed piece by piece."""
     logits, start = [], CACHED
     for size in pieces:
@@ -181,7 +181,7 @@ def drop_errors(model, ids, masked_logits):
     with use_kvp_attention(model):
         seen = observe(model, ids[:, :CACHED])
         for ragged in (False, True):
-            kept = drawn(geometry, ragged=ragged)
+            kept = draw_tokens(geometry, ragged=ragged)
             width = max(len(head) for heads in kept for head in heads)
             indices = [
                 torch.tensor([[head + [-1] * (width - len(head)) for head in heads]])
@@ -190,7 +190,7 @@ def drop_errors(model, ids, masked_logits):
             cache = EvictingCache.gather(
                 seen.keys, seen.values, indices, seen=CACHED, untouched=seen.untouched
             )
-            found = continued(model, cache, ids[:, CACHED:], (5, *[1] * (FED - 5)))
+            found = feed_in_pieces(model, cache, ids[:, CACHED:], (5, *[1] * (FED - 5)))
             expected = masked_logits(model, ids, CACHED, kept, geometry.model_layers)[:, CACHED:]
             with torch.no_grad():
                 full = model(input_ids=ids, use_cache=False).logits[:, CACHED:]
@@ -200,12 +200,12 @@ def drop_errors(model, ids, masked_logits):
     return errors
 
 
-def row(status, moves_queries="", note=""):
+def write_row(status, moves_queries="", note=""):
     """What stands behind the families in a line of the table."""
     return f"{' | '.join((status, moves_queries, note))} |"
 
 
-def examined(family, masked_logits):
+def examine_family(family, masked_logits):
     """What kvp makes of a family: refused, or dropped tokens equal masked ones."""
     try:
         model = build(family)
@@ -213,7 +213,7 @@ def examined(family, masked_logits):
     except ModelError as error:
         what = re.sub(r"model type '\w+'|\w+ForCausalLM", "it", str(error), count=1)
         what = re.sub(": (kvp|choose) .*", "", what)
-        return row("refused", note=what.replace("|", "/"))
+        return write_row("refused", note=what.replace("|", "/"))
     ids = torch.randint(1, 64, (1, CACHED + FED), generator=torch.Generator().manual_seed(2))
     errors = drop_errors(model, ids, masked_logits)
     assert all(error <= 1e-4 for error in errors), (
@@ -226,7 +226,7 @@ def examined(family, masked_logits):
     if window is not None:
         note = "one window for all layers: prompt and answer must be shorter"
     status = "partly" if window is not None else "supported"
-    return row(status, queries_of(model), note)
+    return write_row(status, queries_of(model), note)
 
 
 def queries_of(model):
@@ -245,17 +245,17 @@ def queries_of(model):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_what_the_table_says(family, masked_logits):
     """Dropping equals masking, or the family is refused; docs/models.md says the same."""
-    line = examined(family, masked_logits)
-    assert table().get(family) == line, f"docs/models.md needs: | {family} | {line}"
+    line = examine_family(family, masked_logits)
+    assert read_page().get(family) == line, f"docs/models.md needs: | {family} | {line}"
 
 
 def test_the_table_lists_every_family_once():
     text = PAGE.read_text(encoding="utf-8")
-    families, _ = zip(*listed(text[text.index("<!-- begin") : text.index("<!-- end")]), strict=True)
+    families, _ = zip(*parse(text[text.index("<!-- begin") : text.index("<!-- end")]), strict=True)
     assert sorted(families) == sorted(["families", *FAMILIES])
 
 
-SUPPORTED = [name for name, line in table().items() if line.startswith(("supported", "partly"))]
+SUPPORTED = [name for name, line in read_page().items() if line.startswith(("supported", "partly"))]
 QUICK = ("Llama", "Llama 4", "Gemma 3")
 
 
@@ -292,7 +292,7 @@ def test_the_last_token_fed_again_finds_other_layers_as_before_it(family, prompt
     prefill_and_evict(model, fed, scorer, 9, UNPROTECTED)
     assert scorer.layers == [1, 3]  # as methods see them
     cache = prefill_and_evict(model, fed, scorer, CACHED, UNPROTECTED, fed_again=1)
-    logits = continued(model, cache, ids[:, CACHED:], (FED,))
+    logits = feed_in_pieces(model, cache, ids[:, CACHED:], (FED,))
     with torch.no_grad():
         expected = model(ids, use_cache=False).logits[:, CACHED:]
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)

@@ -31,7 +31,7 @@ def answer(model, **options):
     )  # fmt: skip
 
 
-def held(cache, below=EMPTY):
+def held_positions(cache, below=EMPTY):
     """Positions below a number, layer by layer, row by row, head by head."""
     return [
         [[[p for p in head if p < below] for head in row] for row in layer.positions.tolist()]
@@ -80,10 +80,10 @@ class Turn:
             logits = self.model(
                 new, past_key_values=cache, attention_mask=real, position_ids=positions
             ).logits[:, -1]
-            return logits, kept.seen.tolist(), held(cache)
+            return logits, kept.seen.tolist(), held_positions(cache)
 
 
-def changed(ids):
+def change_token(ids):
     return torch.cat([ids[:, :20], ids[:, 20:21] % 62 + 1, ids[:, 21:]], dim=1)
 
 
@@ -99,16 +99,16 @@ FORMS = {
 KNOWN = "has seen 42 tokens, and this prompt of .* not known to begin .*mask for all, as torch.ones"
 REFUSED = {
     "new": (lambda t: {"input_ids": t.new}, KNOWN),
-    "others": (lambda t: {"input_ids": changed(t.ids)}, KNOWN),
+    "others": (lambda t: {"input_ids": change_token(t.ids)}, KNOWN),
     "those seen": (lambda t: {"input_ids": t.ids[:, :SEEN]}, KNOWN),
     "a mask of others": (
         lambda t: {"input_ids": t.ids, "attention_mask": t.mask[:, 3:]}, KNOWN,
     ),
     "a mask that hides another": (
-        lambda t: {"input_ids": t.new, "attention_mask": hidden(t.mask)}, "the 42 seen have",
+        lambda t: {"input_ids": t.new, "attention_mask": hide(t.mask)}, "the 42 seen have",
     ),
     "padding on the right": (
-        lambda t: {"input_ids": t.new, "attention_mask": hidden(t.mask, -1)}, "needs left padding",
+        lambda t: {"input_ids": t.new, "attention_mask": hide(t.mask, -1)}, "needs left padding",
     ),
     "positions from 0": (
         lambda t: {
@@ -120,7 +120,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-def hidden(mask, column=20):
+def hide(mask, column=20):
     mask = mask.clone()
     mask[:, column] = 0
     return mask
@@ -149,7 +149,7 @@ def test_a_turn_reads_its_new_tokens(qwen, turn, block, form, tokens, pieces):
         first = output.logits[0]
         torch.testing.assert_close(first, logits[: len(first)], rtol=0, atol=1e-5)
     if not pieces and tokens > 1 and len({*seen}) == 1:
-        assert held(plan.cache, seen[0]) == places
+        assert held_positions(plan.cache, seen[0]) == places
 
 
 @pytest.mark.parametrize("form", REFUSED)
@@ -159,10 +159,10 @@ def test_a_turn_of_unknown_tokens_is_refused(qwen, turn, block, form, tokens, on
     plan = turn(tokens)
     make, message = REFUSED[form]
     options = {**make(plan), **plan.options, "past_key_values": plan.cache}
-    before = held(plan.cache)
+    before = held_positions(plan.cache)
     with block(), one_line(UsageError, match=message):
         answer(qwen, **options)
-    assert held(plan.cache) == before
+    assert held_positions(plan.cache) == before
     plan.cache.refuse_unfinished()
 
 
@@ -188,14 +188,14 @@ def test_a_pass_reads_what_it_is_given(qwen, turn, block, masked):
     with block() as kept, torch.no_grad():
         output = qwen(new, past_key_values=plan.cache, attention_mask=mask)
     torch.testing.assert_close(output.logits[:, -1], logits, rtol=0, atol=1e-5)
-    assert (kept.seen.tolist(), held(plan.cache)) == (seen, places)
+    assert (kept.seen.tolist(), held_positions(plan.cache)) == (seen, places)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"attention_mask": torch.ones(1, 7)}, r"attention_mask \(1, 7\) does not fit"),
-        ({"attention_mask": hidden(torch.ones(1, 47))}, "the 42 seen have the padding that"),
+        ({"attention_mask": hide(torch.ones(1, 47))}, "the 42 seen have the padding that"),
         ({"position_ids": torch.arange(5)[None]}, "position_ids are not those"),
         ({"use_cache": False}, "use_cache=True"),
     ],
@@ -240,7 +240,7 @@ def test_a_plain_call_evicts_as_generate_does(qwen, prompt, by_content, padded):
         output = qwen(**inputs)
         assert kept.cache is output.past_key_values
         assert kept.seen.tolist() == ([31, 40] if padded else [40, 40])
-    assert held(output.past_key_values) == held(expected.past_key_values)
+    assert held_positions(output.past_key_values) == held_positions(expected.past_key_values)
     torch.testing.assert_close(output.logits[:, -1], expected.logits[0], rtol=0, atol=1e-5)
 
 

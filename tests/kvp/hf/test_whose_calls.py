@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 TOKENS, BUDGET = 40, 22
 
 
-def stored(output):
+def stored_tokens(output):
     return int(output.past_key_values.layers[0].keys.shape[2])
 
 
@@ -32,17 +32,17 @@ def held(qwen, prompt, generate):
     """Tokens that the first layer holds after an answer of one token."""
 
     def run():
-        return stored(generate(qwen, prompt(TOKENS), 2)) - 1
+        return stored_tokens(generate(qwen, prompt(TOKENS), 2)) - 1
 
     return run
 
 
-def in_thread(function, *args):
+def run_in_thread(function, *args):
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function, *args).result(60)
 
 
-def in_task(function):
+def run_in_task(function):
     async def enter():
         async def task():
             return function()
@@ -55,9 +55,9 @@ def in_task(function):
 WAYS = {
     # how a call is made inside a block: whether it belongs to it
     "at once": (lambda call, before: call(), True),
-    "a thread": (lambda call, before: in_thread(call), False),
-    "a thread with a copy": (lambda call, before: in_thread(copy_context().run, call), True),
-    "a task": (lambda call, before: in_task(call), True),
+    "a thread": (lambda call, before: run_in_thread(call), False),
+    "a thread with a copy": (lambda call, before: run_in_thread(copy_context().run, call), True),
+    "a task": (lambda call, before: run_in_task(call), True),
     "to_thread": (lambda call, before: asyncio.run(asyncio.to_thread(call)), True),
     "a context from before": (lambda call, before: before.run(call), False),
 }
@@ -89,7 +89,7 @@ def test_a_block_is_for_the_context_that_entered_it(qwen, prompt, fixed, held, w
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_block_may_be_left_from_anywhere(qwen, fixed, held, build, prompt, generate, elsewhere):
     """Also before a block of another model that was entered later, and by a generator."""
-    leave = in_thread if elsewhere else lambda function, *args: function(*args)
+    leave = run_in_thread if elsewhere else lambda function, *args: function(*args)
 
     def enter():
         with evicting(qwen, fixed(TOKENS), BUDGET):
@@ -100,7 +100,7 @@ def test_a_block_may_be_left_from_anywhere(qwen, fixed, held, build, prompt, gen
     with evicting(other, fixed(TOKENS), BUDGET):
         leave(begun.close)
         assert held() == TOKENS
-        assert stored(generate(other, prompt(TOKENS), 2)) == BUDGET + 1
+        assert stored_tokens(generate(other, prompt(TOKENS), 2)) == BUDGET + 1
     freed = ref(other)
     del other
     gc.collect()
@@ -152,12 +152,12 @@ def test_a_call_that_outlives_its_block_ends_as_inside(qwen, prompt, by_content,
         with block():
             running = pool.submit(copy_context().run, generate, qwen, prompt(TOKENS), 12)
             begun.wait(60)
-        assert stored(generate(qwen, prompt(TOKENS), 2)) == TOKENS + 1
+        assert stored_tokens(generate(qwen, prompt(TOKENS), 2)) == TOKENS + 1
         left.set()
         output = running.result(60)
     handle.remove()
     assert torch.equal(output.sequences, expected.sequences)
-    assert stored(output) == stored(expected)
+    assert stored_tokens(output) == stored_tokens(expected)
     assert qwen.config._attn_implementation == "eager"
     assert "forward" not in vars(qwen)
 
@@ -165,8 +165,8 @@ def test_a_call_that_outlives_its_block_ends_as_inside(qwen, prompt, by_content,
 def test_a_copy_of_a_model_in_a_block_is_an_ordinary_one(qwen, prompt, fixed, generate):
     with evicting(qwen, fixed(TOKENS), BUDGET):
         twin = deepcopy(qwen)
-        assert stored(generate(twin, prompt(TOKENS), 2)) == TOKENS + 1
-    assert stored(generate(twin, prompt(TOKENS), 2)) == TOKENS + 1
+        assert stored_tokens(generate(twin, prompt(TOKENS), 2)) == TOKENS + 1
+    assert stored_tokens(generate(twin, prompt(TOKENS), 2)) == TOKENS + 1
 
 
 def test_the_streamer_of_the_docs():
@@ -243,7 +243,7 @@ def test_a_prompt_that_was_interrupted_is_refused(qwen, prompt, fixed, generate)
         assert "left unfinished" in repr(kept)
         with pytest.raises(UsageError, match="left unfinished"):
             generate(qwen, prompt(TOKENS + 1), 2, past_key_values=cache)
-        assert stored(generate(qwen, prompt(TOKENS), 2)) == BUDGET + 1  # with a new one
+        assert stored_tokens(generate(qwen, prompt(TOKENS), 2)) == BUDGET + 1  # with a new one
     with pytest.raises(UsageError, match="left unfinished"):
         generate(qwen, prompt(TOKENS + 1), 2, past_key_values=cache)
 
@@ -269,7 +269,7 @@ def test_training_mode_is_refused_at_the_call(qwen, prompt, fixed, generate):
     name = "activation_checkpointing" if new else "gradient_checkpointing"
     getattr(qwen, f"{name}_enable")()
     with evicting(qwen, fixed(TOKENS), BUDGET):
-        assert stored(generate(qwen, prompt(TOKENS), 2)) == BUDGET + 1
+        assert stored_tokens(generate(qwen, prompt(TOKENS), 2)) == BUDGET + 1
         qwen.train()
         with pytest.raises(UsageError, match=r"gradient checkpointing.*: call model\.eval"):
             generate(qwen, prompt(TOKENS), 2)

@@ -141,7 +141,7 @@ def asked(ids, **changes):
     return SimpleNamespace(**usual | changes)
 
 
-def ask(connector, ids, **changes):
+def schedule(connector, ids, **changes):
     """What vLLM's scheduler makes of a request, and the load that it hands to workers."""
     request = asked(ids, **changes)
     connector.on_new_request(request)
@@ -162,7 +162,7 @@ def load(connector, work, config):
 def check_refused(start, folder, ids, config, expected, *readers):
     """What the connector logs and `readers` raise is one line each that says `expected`."""
     _, scheduler, worker, logged = start(folder)
-    told, work = ask(scheduler, [*ids, 1, 2])
+    told, work = schedule(scheduler, [*ids, 1, 2])
     assert load(worker, work, config) == {0, 1}
     refused = work.loads[0].refused
     assert (told is None) == bool(refused)
@@ -208,7 +208,7 @@ def test_heads_of_other_counts_are_refused(made, start, tmp_path):
     )  # fmt: skip
     uneven.write(tmp_path)
     _, connector, _, logged = start(tmp_path)
-    told, work = ask(connector, [*uneven.placeholders, 1, 2])
+    told, work = schedule(connector, [*uneven.placeholders, 1, 2])
     assert told is None
     assert "heads keep different numbers of tokens" in work.loads[0].refused
     assert len(logged) == 1
@@ -218,7 +218,7 @@ def test_heads_of_other_counts_are_refused(made, start, tmp_path):
             start(tmp_path, "knorm+ada", **wrong)
     logged.clear()
     _, connector, _, logged = start(tmp_path, "knorm+ada")
-    told, work = ask(connector, [*uneven.placeholders, 1, 2])
+    told, work = schedule(connector, [*uneven.placeholders, 1, 2])
     assert told["kvp_context"]["kept"] == 64
     assert not logged
 
@@ -230,7 +230,7 @@ def test_right_contexts_are_loaded_and_finite_blocks_compressed(made, start, tmp
     with pytest.raises(UsageError, match="kvzip reads reconstruction, which engines do not show"):
         start(tmp_path, "kvzip")
     module, scheduler, connector, logged = start(tmp_path, "streaming_llm")  # reads the budget
-    told, work = ask(scheduler, [*context.placeholders, 1, 2])
+    told, work = schedule(scheduler, [*context.placeholders, 1, 2])
     assert told["kvp_context"] == {"digest": context.name, "tokens": 89, "kept": 64}
     assert not load(connector, work, model.config)
     assert not logged
@@ -272,7 +272,7 @@ def test_odd_requests_are_refused_in_one_line(changes, made, start, tmp_path):
     model, context = made
     context.write(tmp_path)
     _, scheduler, worker, logged = start(tmp_path)
-    told, work = ask(scheduler, [*context.placeholders, 1, 2], **changes)
+    told, work = schedule(scheduler, [*context.placeholders, 1, 2], **changes)
     assert (told is None) == ("kv_transfer_params" not in changes) == bool(logged)
     assert bool(load(worker, work, model.config)) == bool(logged)
     assert all(map(str.isprintable, logged))

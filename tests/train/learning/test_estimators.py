@@ -32,7 +32,7 @@ def contexts():
     return [3 * importances[0].log() / 4, *noise[1:]], importances
 
 
-def copied(copies, *, seeds=range(3)):
+def copy_heads(copies, *, seeds=range(3)):
     """The contexts, each with `copies` identical heads."""
     scores, importances = contexts()
     return Batch(
@@ -58,7 +58,7 @@ def exact_rewards_and_gradients(reward):
     return means, gradients
 
 
-def agrees(samples, expected, errors=4.5):
+def assert_mean_near(samples, expected, errors=4.5):
     """Mean of [samples, ...] within some standard errors of the truth, element by element."""
     error = samples.std(0) / len(samples) ** 0.5
     far = ((samples.mean(0) - expected).abs() / error.clamp_min(1e-12)).max()
@@ -70,24 +70,24 @@ def agrees(samples, expected, errors=4.5):
     ("baseline", "permutations"), [(within_context, 2), (within_step, 1), (within_step, 2)]
 )
 def test_policy_gradients_estimate_the_exact_one(reward, baseline, permutations):
-    batch = copied(COPIES)
+    batch = copy_heads(COPIES)
     rankings = [sample_rankings(batch, context, permutations) for context in range(3)]
     pairs = zip(batch.importances, rankings, strict=True)
     rewards = torch.stack([reward_rankings(REWARDS[reward], *pair) for pair in pairs])
     means, expected = exact_rewards_and_gradients(reward)
     for context in range(3):
-        agrees(rewards[context].mean(0), means[context])
+        assert_mean_near(rewards[context].mean(0), means[context])
     loss = policy_loss(batch, rankings, baseline(rewards, batch))
     gradients = torch.autograd.grad(loss.sum(), batch.scores)
     for gradient, truth in zip(gradients, expected, strict=True):
-        agrees(-gradient, truth)  # the loss is minus the reward
+        assert_mean_near(-gradient, truth)  # the loss is minus the reward
 
 
 def test_step_baselines_by_hand():
     # Rewards 1, 2 | 6, 7 count for the first head, 1, 2 for the second, 6 for nobody else.
     rewards = torch.tensor([[[1.0, 1.0], [2.0, 2.0]], [[6.0, 6.0], [7.0, 7.0]]])
     batch = replace(
-        copied(2),
+        copy_heads(2),
         scores=[torch.zeros(2, 3)] * 2,
         counted=torch.tensor([[True, True], [True, False]]),
     )
@@ -98,7 +98,7 @@ def test_step_baselines_by_hand():
 
 
 def test_a_lone_episode_has_nobody_to_compare_with():
-    batch = replace(copied(1), counted=torch.tensor([[False], [True], [False]]))
+    batch = replace(copy_heads(1), counted=torch.tensor([[False], [True], [False]]))
     assert torch.equal(within_step(torch.randn(3, 1, 1), batch), torch.zeros(3, 1, 1))
     advantages = normalise(torch.zeros(3, 1, 1), batch, 3.0)
     assert torch.equal(advantages, torch.zeros(3, 1, 1))
@@ -106,7 +106,7 @@ def test_a_lone_episode_has_nobody_to_compare_with():
 
 @pytest.mark.parametrize("reward", ["skill", "ratio"])
 def test_exact_loss_is_minus_the_mean_reward(reward):
-    batch = copied(1)
+    batch = copy_heads(1)
     recipe = replace(PRESETS["fourier"], objective="exact", reward=reward)
     losses, metrics = load_objective("exact")(batch, recipe)
     means, expected = exact_rewards_and_gradients(reward)

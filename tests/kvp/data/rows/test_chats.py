@@ -6,7 +6,7 @@ from kvp.data.rows.forms import Document
 from kvp.data.rows.samples import pack
 
 
-def words(turns):
+def count_words(turns):
     """Words of everything before the reply."""
     return sum(len(turn["content"].split()) for turn in turns[:-1])
 
@@ -19,11 +19,11 @@ def thread(name, exchanges, size=5):
     return turns
 
 
-def packed(threads, length):
+def pack_threads(threads, length):
     """Chats, and the tokens of what is left out, negative for chats that are too short."""
     left_out = []
     chats = pack(
-        [Document(split="all", turns=tuple(turns)) for turns in threads], words, length,
+        [Document(split="all", turns=tuple(turns)) for turns in threads], count_words, length,
         lambda dialogue, tokens: left_out.append(-tokens if dialogue is None else tokens),
     )  # fmt: skip
     return list(chats), left_out
@@ -49,6 +49,6 @@ def packed(threads, length):
     ],
 )  # fmt: skip
 def test_threads_become_chats(threads, length, names, left_out):
-    chats, missing = packed(threads, length)
+    chats, missing = pack_threads(threads, length)
     assert [" ".join(turn["content"].split()[0] for turn in chat[::2]) for chat in chats] == names
     assert missing == left_out

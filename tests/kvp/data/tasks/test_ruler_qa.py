@@ -19,7 +19,7 @@ INSTRUCTION = (
 )
 
 
-def squad(folder, articles=30, paragraphs=4):
+def write_squad(folder, articles=30, paragraphs=4):
     data = [
         {
             "title": f"Article {a}",
@@ -34,10 +34,10 @@ def squad(folder, articles=30, paragraphs=4):
         }
         for a in range(articles)
     ]  # fmt: skip
-    return written(folder / "squad.json", {"version": "v2.0", "data": data})
+    return write_json(folder / "squad.json", {"version": "v2.0", "data": data})
 
 
-def hotpotqa(folder, questions=60):
+def write_hotpotqa(folder, questions=60):
     rows = [
         {
             "question": f"Who is {n}?", "answer": "yes",
@@ -47,7 +47,7 @@ def hotpotqa(folder, questions=60):
         }
         for n in range(questions)
     ]  # fmt: skip
-    return written(folder / "hotpot.json", rows)
+    return write_json(folder / "hotpot.json", rows)
 
 
 def settings(**changes):
@@ -66,7 +66,7 @@ def documents(sample):
 
 
 def test_the_prompt_is_rulers_to_the_letter(tmp_path, tokenizer):
-    given = settings(squad=squad(tmp_path), split="all")
+    given = settings(squad=write_squad(tmp_path), split="all")
     sample = build_samples("qa_1", given, tokenizer)[0]
     house = re.fullmatch(
         rf"{re.escape(INSTRUCTION)}\n\nQuestion: What colour has house (\d+)\.(\d+)\?",
@@ -88,7 +88,7 @@ def test_the_prompt_is_rulers_to_the_letter(tmp_path, tokenizer):
 
 @pytest.mark.parametrize("task", ["qa_1", "qa_2"])
 def test_splits_share_no_answering_document(tmp_path, tokenizer, task):
-    files = {"squad": squad(tmp_path), "hotpotqa": hotpotqa(tmp_path)}
+    files = {"squad": write_squad(tmp_path), "hotpotqa": write_hotpotqa(tmp_path)}
     questions = {}
     shown = {}
     for split in SPLITS:
@@ -112,14 +112,14 @@ def _answers(text, name):
 
 
 def test_documents_are_repeated_where_there_are_too_few(tmp_path, tokenizer):
-    given = settings(squad=squad(tmp_path, articles=1), split="all", length=3000)
+    given = settings(squad=write_squad(tmp_path, articles=1), split="all", length=3000)
     sample = build_samples("qa_1", given, tokenizer)[0]
     shown = documents(sample)
     own = [text for text in shown if sample.references[0] in text]
     assert len(own) == 1
     assert len(shown) > 20
     assert len(set(shown)) == 4
-    alone = settings(squad=squad(tmp_path, articles=1, paragraphs=1), split="all")
+    alone = settings(squad=write_squad(tmp_path, articles=1, paragraphs=1), split="all")
     (only,) = build_samples("qa_1", alone, tokenizer)
     assert len(documents(only)) == 1
 
@@ -142,14 +142,14 @@ def test_what_does_not_fit_is_left_out_and_counted(tmp_path, tokenizer, jsonl):
 def test_missing_files_are_named_by_their_flags(tmp_path, tokenizer):
     with pytest.raises(UsageError, match="--tasks qa_2 needs --hotpotqa FILE"):
         build_samples("qa_2", settings(), tokenizer)
-    path = written(tmp_path / "s.json", [{"context": "c", "question": "q", "answer": "a"}])
+    path = write_json(tmp_path / "s.json", [{"context": "c", "question": "q", "answer": "a"}])
     other = "test" if split_of("c") == "train" else "train"
     with pytest.raises(UsageError, match=f": no question of the {other} split"):
         build_samples("qa_1", settings(squad=path, split=other), tokenizer)
 
 
 def test_ruler_has_questions_where_their_files_are_given(tmp_path, tokenizer):
-    files = {"squad": squad(tmp_path), "hotpotqa": hotpotqa(tmp_path)}
+    files = {"squad": write_squad(tmp_path), "hotpotqa": write_hotpotqa(tmp_path)}
     request = TaskSettings(data="ruler", tasks=("ruler",), length=3000, seed=0, **files)
     plan = plan_collection(request, {"train": 13}, tokenizer)
     assert {"qa_1", "qa_2", "vt"} <= set(plan.tasks)
@@ -161,7 +161,7 @@ def test_ruler_has_questions_where_their_files_are_given(tmp_path, tokenizer):
     assert set(data_identity(without, ())) == {"name", "digest", "tasks", "length", "essays"}
 
 
-def written(path, content):
+def write_json(path, content):
     path.write_text(json.dumps(content), encoding="utf-8")
     return str(path)
 
@@ -175,7 +175,7 @@ def test_the_published_file_of_squad_is_read(tmp_path):
     paragraphs = [{"context": "The Aare is long.", "qas": asked},
                   {"context": "Nothing is asked here.", "qas": []}]  # fmt: skip
     content = {"version": "v2.0", "data": [{"title": "Rivers", "paragraphs": paragraphs}]}
-    read = read_questions(written(tmp_path / "dev.json", content), "squad")
+    read = read_questions(write_json(tmp_path / "dev.json", content), "squad")
     (question,) = read.questions
     assert (question.text, question.answers) == ("What is long?", ("Aare", "The Aare"))
     assert question.documents == question.answering == ("The Aare is long.",)
@@ -215,7 +215,7 @@ OF_THE_HUB = {
 
 @pytest.mark.parametrize("row", [OFFICIAL, OF_THE_HUB])
 def test_both_forms_of_hotpotqa_are_read(tmp_path, row):
-    (question,) = read_questions(written(tmp_path / "h.json", [row]), "hotpotqa").questions
+    (question,) = read_questions(write_json(tmp_path / "h.json", [row]), "hotpotqa").questions
     assert question.documents == ("A\nAda was born.", "B\nBe.", "C\nSea.")
     assert question.answering == ("A\nAda was born.", "B\nBe.")
     assert question.answers == ("Ada",)
@@ -251,7 +251,7 @@ def test_questions_that_share_a_document_are_of_one_split(tmp_path):
                 "context": [[title, [f"about {title}"]] for title in titles],
             }
         )  # fmt: skip
-    read = read_questions(written(tmp_path / "h.json", rows), "hotpotqa")
+    read = read_questions(write_json(tmp_path / "h.json", rows), "hotpotqa")
     blocks = [{int(one.text[1:]) // 3 for one in read.of_split(split)} for split in SPLITS]
     assert all(blocks)
     assert sum(map(len, blocks)) == 40
