@@ -52,7 +52,7 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(scope="session")
 def launchers():
-    """How processes of one job are told of each other: launcher -> variables of each process."""
+    """Variables that launchers set: launcher -> those of each process of a job."""
     return {
         "one": [{}],
         "torchrun": [
@@ -73,7 +73,7 @@ def launchers():
 
 @pytest.fixture(scope="session")
 def one_line():
-    """As `pytest.raises`: the error is of one line, in which a text stands as it is."""
+    """`pytest.raises` for an error of one line, which contains the text `said`."""
 
     @contextmanager
     def check(error, said="", match=None):
@@ -87,7 +87,7 @@ def one_line():
 
 @pytest.fixture(scope="session")
 def jsonl():
-    """Writes rows, or lines as they are, to a file of JSON lines: its path as text."""
+    """Write rows, or lines that are text already, to a file of JSON lines; its path as text."""
 
     def write(path, *rows):
         lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
@@ -160,9 +160,9 @@ def _no_network(monkeypatch):
 
 @pytest.fixture
 def run_until():
-    """Lets a process (its id) run in short turns until something holds or the process has ended.
+    """Let a process, given by its id, run until a condition holds or the process ends.
 
-    It stands still while that is looked up, so that a slow machine does not miss the moment.
+    It is stopped while the condition is checked, so that a slow machine does not miss the moment.
     """
 
     def run(child, holds):
@@ -178,8 +178,8 @@ def run_until():
 
 @pytest.fixture
 def watch(run_until):
-    """Remembers what is below a folder or an address; the result waits for a number of new files,
-    or for a process (its id) to end.
+    """Note the files below a folder or an address; the result waits until there are so many new
+    ones, or until a process (its id) ends.
     """
     from kvp.artifacts.addresses import files_below
 
@@ -291,8 +291,8 @@ def left_padded():
     return pad
 
 
-# Imports once, then forks a program per line of input: its environment and arguments as JSON. A
-# line that holds a number waits for that process.
+# Imports modules once, then forks a program for every line of input, which has its environment and
+# arguments as JSON. For a line with a number it waits for the process of that id.
 _FORKING = textwrap.dedent(
     """
     import importlib, json, os, sys
@@ -420,7 +420,7 @@ _NUMBERS = count()
 
 @pytest.fixture
 def prefix(s3_environment):
-    """A folder of the bucket that nobody has used."""
+    """A new folder of the bucket."""
     from kvp.artifacts.addresses import place
 
     return place(f"s3://bucket/test{next(_NUMBERS)}")
@@ -428,7 +428,7 @@ def prefix(s3_environment):
 
 @pytest.fixture(scope="session")
 def make_trace():
-    """Makes the trace of a sequence of a plan's store, from its index alone but for `changes`."""
+    """Make the trace of a sequence of a plan; its index decides all but `changes`."""
     from kvp.store import SequenceRecord, Trace
 
     def build(plan, index, **changes):
@@ -460,8 +460,8 @@ def make_trace():
 def assert_same_tensors():
     """Compare every array of a sequence bit for bit."""
 
-    def compare(one, index, other, there):
-        first, second = one.trace(index), other.trace(there)
+    def compare(one, index, other, other_index):
+        first, second = one.trace(index), other.trace(other_index)
         assert set(first.labels) == set(second.labels)
         pairs = [(first.labels[name], second.labels[name]) for name in first.labels]
         for name in ("queries", "keys", "values"):
@@ -517,7 +517,7 @@ def assert_same_files():
 def assert_same_results(tmp_path_factory):
     """Compare results, on a disk or on S3, with those of one process on a disk.
 
-    The settings `but` were given otherwise.
+    The settings named in `but` may differ.
     """
 
     def compare(out, whole, *, but=("out",)):
@@ -547,7 +547,7 @@ def assert_same_results(tmp_path_factory):
 
 
 def _names(folder):
-    """What is in a folder, locks and half-written files included."""
+    """Names of all files and folders below a folder, locks and half-written files included."""
     if isinstance(folder, Path):
         return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
     return _files(folder)

@@ -1,4 +1,4 @@
-"""An untrained policy for the small model of all tests, and that model with its settings."""
+"""kvp eval on the small model of all tests, and an untrained policy for that model."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from policies.ranker import HeadRankers, RankerSpec
 
 @pytest.fixture(scope="session")
 def tiny_policy(tmp_path_factory):
-    """Its geometry is that of `model_folder`."""
+    """An untrained policy with the geometry of `model_folder`."""
     folder = tmp_path_factory.mktemp("policies") / "seed0"
     geometry = Geometry(layers=2, query_heads=4, kv_heads=2, head_dim=8)
     with torch.random.fork_rng():

@@ -1,4 +1,4 @@
-"""kvp eval in several processes, as torchrun and Slurm start them: one folder, as by one."""
+"""kvp eval in several processes, as torchrun and Slurm start them, writes what one process does."""
 
 import random
 import signal
@@ -15,7 +15,7 @@ EVALUATIONS = 16
 
 @pytest.fixture(scope="module")
 def evaluations(model_folder, tiny_policy, fork_server):
-    """Runs of kvp eval with the flags of a small one."""
+    """Starts small runs of kvp eval."""
     settings = {
         "model": model_folder, "policies": tiny_policy, "methods": METHODS, "prompts": 4,
         "tasks": "niah_single_1,chat", "budgets": "12.5%,25%", "length": 300,
@@ -27,7 +27,7 @@ def evaluations(model_folder, tiny_policy, fork_server):
 
 @pytest.fixture(scope="module")
 def whole(evaluations, tmp_path_factory):
-    """What one process writes."""
+    """The results folder of one process."""
     out = tmp_path_factory.mktemp("alone") / "results"
     assert evaluations.end(evaluations.start(out, {})) == 0, evaluations.errors.read_text()
     return out

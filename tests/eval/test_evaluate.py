@@ -102,7 +102,7 @@ def test_answers_are_those_of_each_method_alone(bench, prompts, protocol):
 
 
 def _start_caches(bench):
-    """Ids of a prompt, its prefill but for four tokens, and caches of different sizes of it."""
+    """Ids of a prompt, the prefill of all but four of them, and kept tokens of several caches."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, 600, (24,), generator=generator)
     start = prefill(bench.model, ids[None, :20])
@@ -260,7 +260,7 @@ def test_the_last_token_votes_for_what_is_kept(bench, prompts):
 
 
 class _Recording:
-    """Reads all queries and where the question is; keeps the views that it scored."""
+    """A scorer of all queries and the question, which remembers its views."""
 
     needs = Needs(queries=ALL_QUERIES, question=True, budget=True)
     name = "recording"
@@ -315,7 +315,7 @@ def test_the_last_token_is_never_kept(bench, prompts, protection):
 
 
 def test_a_method_that_sizes_the_cache_counts_tokens_that_can_be_kept(bench, prompts):
-    """GVote told to keep at least everything keeps the whole cache, and not one token more."""
+    """GVote with a minimum beyond all tokens keeps the whole cache, and not one token more."""
     (method,), prompt = build_methods(["gvote(min_keep=9999)+self_sized"]), prompts["niah_single_1"]
     kept = _kept(bench, prompt, "query_aware", method)
     assert (kept >= 0).sum(-1).unique().tolist() == [prompt.encoded.prompt_length - 1]

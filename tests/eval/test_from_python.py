@@ -1,4 +1,4 @@
-"""`kvp.evaluate` in a notebook: a loaded model, scorers of one's own, a table back."""
+"""`kvp.evaluate` in Python takes a loaded model and a user's scorers, and returns a table."""
 
 import html
 import json
@@ -21,7 +21,7 @@ SMALL = {"tasks": ["niah_single_1"], "length": 300, "prompts": 2, "budgets": ["2
 
 @dataclass(frozen=True)
 class Newest:
-    """Keeps the newest tokens, or with `back` the oldest."""
+    """Keeps the newest tokens; with `back`, the oldest."""
 
     back: bool = False
     needs = Needs()

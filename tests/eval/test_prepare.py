@@ -1,4 +1,4 @@
-"""The chat template as a switch, protected tokens, and the settings that are planned."""
+"""Prompts with and without the chat template, and the settings that a run plans."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Several questions on one context: one prefill and one compression, the same records."""
+"""Questions of one context share a prefill, and have the records that each has alone."""
 
 from dataclasses import replace
 

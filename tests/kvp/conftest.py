@@ -1,4 +1,4 @@
-"""Small models as GGUF files, for transformers and for llama.cpp; memory that is not written."""
+"""Small models as GGUF files, for transformers and for llama.cpp."""
 
 import json
 

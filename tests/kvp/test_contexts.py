@@ -1,4 +1,4 @@
-"""Context files: what they hold, and what is refused."""
+"""Context files are read back as they were written, and other files refused."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The public names, and programs, in a folder whose modules have the same names as our packages."""
+"""Public names and programs work in a folder whose modules are named as our packages are."""
 
 import tomllib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Chat templates of any kind: what they write is fed as it is, or refused in one line."""
+"""The text of any chat template is encoded as it is written, or refused in one line."""
 
 from itertools import product
 

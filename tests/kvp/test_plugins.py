@@ -1,4 +1,4 @@
-"""The loader of other people's code: every failure is one line, nothing is imported early."""
+"""Users' modules are imported when they are needed, and every failure is one line."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Settings that a Python caller gives: wrong ones are one line, as on the command line."""
+"""Settings given in Python become those of flags, and wrong ones are one line."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Rankings, and from scores to the tokens that stay."""
+"""Rankings of tokens, allocated counts, and the tokens that are kept."""
 
 import math
 import random
@@ -191,7 +191,7 @@ def test_impossible_shares_are_refused(shares):
 
 
 def _apportioned(shares, total, minimum, maximum):
-    """In fractions: who would get too little or too much is fixed at the bound, until none is."""
+    """In exact fractions: shares beyond a bound are fixed at it until none is beyond."""
     fixed = {}
     while len(fixed) < len(shares):
         free = [place for place in range(len(shares)) if place not in fixed]

@@ -1,4 +1,4 @@
-"""The numbers of rankings: by hand, at chance and at the ideal."""
+"""Metrics of rankings: by hand, of random rankings, and of the ideal one."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Rotations against complex numbers: channel pairs are one complex number that turns."""
+"""RoPE against complex numbers: two channels are one number, which a position multiplies."""
 
 import numpy as np
 import pytest

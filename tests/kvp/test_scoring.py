@@ -15,7 +15,7 @@ def test_a_number_of_tokens_is_no_truth_value_and_not_below_its_least(name):
 
 
 class _ByNorm:
-    """Ranks by key norm; counts its calls."""
+    """A scorer by the norm of keys, which notes the layers of its calls."""
 
     name = "by_norm"
 

@@ -13,7 +13,7 @@ KILLS = 4
 
 @pytest.fixture(scope="module")
 def evaluations(model_folder, trained, fork_server):
-    """Runs of kvp eval with the flags of a small one."""
+    """Starts small runs of kvp eval."""
     settings = {
         "model": model_folder, "methods": "full,kvp,random,snapkv", "prompts": 4,
         "tasks": "niah_single_1", "budgets": "12.5%,25%", "length": 300,
@@ -25,7 +25,7 @@ def evaluations(model_folder, trained, fork_server):
 
 @pytest.fixture(scope="module")
 def whole(evaluations, trained, tmp_path_factory):
-    """What one process writes to a disk."""
+    """The results folder that one process writes to a disk."""
     out = tmp_path_factory.mktemp("alone") / "results"
     run = evaluations.start(out, {}, "--policies", str(trained))
     assert evaluations.end(run) == 0, evaluations.errors.read_text()

@@ -1,4 +1,4 @@
-"""Small collections."""
+"""kvp collect with a small default job."""
 
 import pytest
 

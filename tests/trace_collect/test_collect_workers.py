@@ -1,4 +1,4 @@
-"""kvp collect in several processes, as torchrun and Slurm start them: one store, as by one."""
+"""kvp collect in several processes, as torchrun and Slurm start them, writes what one does."""
 
 import os
 import random
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def collectors(model_folder, fork_server):
-    """Runs of kvp collect with the flags of a small one."""
+    """Starts small runs of kvp collect."""
     flags = f"--model {model_folder} --length 300 --train 8 --validation 2 --max-new-tokens 2"
     return fork_server(
         "collect", *flags.split(), "--tasks", "niah_single_1",
@@ -23,7 +23,7 @@ def collectors(model_folder, fork_server):
 
 @pytest.fixture(scope="module")
 def whole(collectors, tmp_path_factory):
-    """What one process collects."""
+    """The store of one process."""
     store = tmp_path_factory.mktemp("alone") / "store"
     assert collectors.end(collectors.start(store, {})) == 0, collectors.errors.read_text()
     return TraceReader(store)

@@ -1,4 +1,4 @@
-"""Tiny stores whose answer is known: attention follows one key channel per head."""
+"""Small trace stores in which attention follows one key channel per head."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def synthetic_trace(index, split, *, tokens=TOKENS, noise=0):
 
 
 def synthetic_label(trace):
-    """A label that follows the *second* channel after the one that attention follows."""
+    """A label that follows the second channel after the one that attention follows."""
     prompt = trace.keys[..., : trace.record.prompt_length, :]
     rows = [keys[:, (head + 2) % 8] for head, keys in enumerate(prompt.flatten(0, 1))]
     return torch.stack(rows).unflatten(0, prompt.shape[:2]).exp()
@@ -85,7 +85,7 @@ def make_store(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def store(make_store):
-    """The store most tests share."""
+    """The store that most tests share."""
     return make_store()
 
 

@@ -1,4 +1,4 @@
-"""Settings of a training: presets, and what is refused in one line."""
+"""Settings of a training: presets, and impossible ones refused in one line."""
 
 from dataclasses import fields
 

@@ -1,4 +1,4 @@
-"""Parts of a policy by heads: `--heads auto`, and shards that become the policy of one run."""
+"""Shards of a policy by heads: `--heads auto`, and merging them into the policy of one run."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What a training says: its start and end, the table of heads, what it refuses."""
+"""Printed lines of a training: the first and last ones, and the table of heads."""
 
 import re
 

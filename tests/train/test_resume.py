@@ -1,4 +1,4 @@
-"""Runs that end early and are continued, and directories that cannot be continued in."""
+"""Trainings that end early continue with the same command, where their folder allows it."""
 
 import errno
 import os
@@ -108,7 +108,7 @@ def test_a_training_continues_after_its_store_moved(train, store, tmp_path):
 
 
 def leave_unfinished(train, store, out, **more):
-    """What a kill right before the end leaves."""
+    """Train, and leave what a kill right before the end would."""
     with patch("train.job.run_folder.RunFolder.finish"):
         assert train(store, out, steps=8, **more) == 0
     (out / "policy.json").unlink()

@@ -1,4 +1,4 @@
-"""The search without a model: fitness, groups, population, exact totals, convergence, resuming."""
+"""The evolutionary search on a known optimum, without a model."""
 
 import math
 from dataclasses import replace
@@ -34,7 +34,7 @@ def _score(scheme):
 
 
 class Evaluator:
-    """Counts evaluated schemes; can fail at one of them, as a killed run does."""
+    """Remembers the schemes it evaluates; after `fail_after` calls it is interrupted."""
 
     def __init__(self, fail_after=10**9):
         self.seen = []

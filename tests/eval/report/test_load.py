@@ -1,4 +1,4 @@
-"""Folders that others wrote: what is refused in one line, what is only text."""
+"""Results folders of others: damage is refused in one line, and no text of them runs as script."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""The report as its reader meets it: the program, its page, and the page in a browser.
+"""The report of the program as a page: its text, and what a browser shows of it.
 
 The browser is Debian's chromium, headless, one for all tests of this module.
 """

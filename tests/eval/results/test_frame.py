@@ -1,4 +1,4 @@
-"""What a run shows at its end, from records made by hand."""
+"""The table and the sentences at the end of a run, from records made by hand."""
 
 import io
 import itertools
@@ -212,7 +212,7 @@ def test_what_a_policy_was_trained_on_is_in_the_sentence(tasks, words):
 
 
 def _answers(*scores, prompts=40, **fields):
-    """Prompts of each method at each budget, all with its score."""
+    """Records of every method at its budget, all with its score."""
     return [
         _record(method, budget, str(n), score=score, **fields,
                 **(LEARNED if method == "kvp" else {}))

@@ -1,4 +1,4 @@
-"""Whose folder it is: the same rules for every program."""
+"""Claims of output folders: when one is made, continued, shared or refused."""
 
 import multiprocessing
 import shutil

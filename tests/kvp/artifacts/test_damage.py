@@ -1,8 +1,7 @@
-"""Whatever happens to a file: an error of one line that names it, or the same content.
+"""A changed file gives an error of one line that names it, or its content as before.
 
-One table says what is read, one what happens to its bytes, and one what is changed behind its seal.
-Files made to harm their reader are sealed as kvp seals them, with anything else in them: nothing is
-imported, nothing written elsewhere.
+`KINDS` has the readers, `DAMAGES` changes of their bytes, and `CHANGES` changes of their entries
+under a new seal: whatever such a file holds, no module is imported that it names.
 """
 
 import copy
@@ -186,7 +185,7 @@ KINDS = {
         lambda path: read_safetensors(path, StoreError) and None,
     ),
 }  # fmt: skip
-"""What is made in a folder: its sealed file, and what reads all of it."""
+"""Makes files in a folder: the sealed one, and a function that reads all of them."""
 
 
 @pytest.fixture(autouse=True)
@@ -198,7 +197,7 @@ def ran(own_module, tmp_path):
 
 
 def _line(read):
-    """What refuses it; "" where nothing does."""
+    """The message of the error; "" where nothing is refused."""
     try:
         read()
     except KvpError as refusal:
@@ -294,7 +293,7 @@ DAMAGES = [
     ("tensors", "x.safetensors", b"\xff" * 100, ("is not a readable safetensors file",)),
     ("tensors", "x.safetensors", "gone", ("is missing",)),
 ]  # fmt: skip
-"""Kind, file, its new content, or a line more, and what is said of it beside the file's name."""
+"""Kind, file, its new content or a further line, and words of the error beside the file's name."""
 
 
 @pytest.mark.parametrize(("kind", "name", "damage", "words"), DAMAGES)
@@ -331,7 +330,7 @@ CHANGES = [
     ("policy", "calibration", [{"target": "share", "scores": KNOTS, "values": KNOTS}],
      "a calibration of 3 heads is not of 4"),
 ]  # fmt: skip
-"""Kind, an entry of its sealed object, what it becomes, and what the line says."""
+"""Kind, an entry of its sealed object, its new values, and words of the error."""
 
 
 def _change(file, path, value):

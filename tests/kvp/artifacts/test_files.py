@@ -1,4 +1,4 @@
-"""Writing one file: whole or not at all at every crash point, readable as the umask says.
+"""A file is written as a whole or not at all, at every crash point, with the umask's mode.
 
 A torn last line of records is no damage.
 """

@@ -1,4 +1,4 @@
-"""What a seed gives stays: results are extended by the ids and digests of their prompts."""
+"""A seed gives the same prompts in every version, by whose ids and digests results are extended."""
 
 from dataclasses import replace
 

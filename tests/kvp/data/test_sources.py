@@ -1,4 +1,4 @@
-"""Sources of `--data`: tasks, generated chats, files, mixtures, one's own; and their plans."""
+"""Sources of `--data`: tasks, generated chats, files and mixtures; and plans of collections."""
 
 import re
 from collections import Counter

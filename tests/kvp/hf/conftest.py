@@ -1,4 +1,4 @@
-"""Tiny random-weight models of six families, and an eviction reference without kvp."""
+"""Small random models of six families, and attention under explicit masks as their reference."""
 
 from contextlib import contextmanager
 from copy import deepcopy
@@ -104,7 +104,7 @@ def attention_inputs():
 
 @pytest.fixture
 def generate():
-    """Greedy `model.generate`, for which options may be given, with everything it returns."""
+    """Run greedy `model.generate`, with further options, and return its whole output."""
 
     def run(model, ids, tokens, **options):
         settings = {
@@ -187,11 +187,11 @@ Held = dict[int, list[list[int]]]
 
 @dataclass
 class Row:
-    """One row of a batch, pass by pass: tokens fed, what each head held, last logits."""
+    """One row of a batch, pass by pass: tokens fed, positions held, and last logits."""
 
     fed: list[Tensor] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
-    """Before a pass."""
+    """What every head held before a pass."""
     after: list[list[list[int]]] = field(default_factory=list)
     """Numbers of tokens per layer and head after a pass, before an eviction between passes."""
     logits: list[Tensor] = field(default_factory=list)
@@ -207,7 +207,7 @@ def held_by(cache, entry):
 
 @contextmanager
 def rows_noted(model, rows):
-    """Every forward pass of a batch inside an evicting block, into `rows`."""
+    """Note every forward pass of a batch inside an evicting block in `rows`."""
 
     def before(module, args, kwargs):
         cache, fed = kwargs["past_key_values"], kwargs["input_ids"]
@@ -234,7 +234,7 @@ def rows_noted(model, rows):
 
 @pytest.fixture
 def noted():
-    """A context that notes every forward pass of one sequence inside an evicting block."""
+    """A context in which every forward pass of one sequence is noted in a `Row`."""
 
     @contextmanager
     def noting(model):
@@ -370,7 +370,7 @@ class Fixed:
         generator = torch.Generator().manual_seed(11)
         self.scores = torch.rand(layers, heads, tokens, generator=generator)
         self.layers = []
-        """Those of all calls."""
+        """The layer of every call."""
 
     def score(self, view):
         self.layers.append(view.layer)
@@ -393,7 +393,7 @@ class Fixed:
 
 
 class Uneven:
-    """The first of two heads keeps `by` tokens less than the budget, the second so many more."""
+    """Allocates `by` tokens less than the budget to the first head, and more to the second."""
 
     name = "uneven"
 

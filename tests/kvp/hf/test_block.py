@@ -1,4 +1,4 @@
-"""An evicting block in other people's programs, in threads, and what it refuses."""
+"""Evicting blocks around wrapped models, threads and pipelines, and what they refuse."""
 
 import copy
 import re
@@ -198,7 +198,7 @@ def test_a_method_whose_inputs_the_model_lacks_is_named(build, prompt, method):
 
 
 def test_longrope_prompts_beyond_the_switch(longrope, prompt, fixed, generate):
-    """generate drops its empty cache there; the answer must come from a shrunk one all the same."""
+    """`generate` drops its empty cache at the switch; the answer must come from a shrunk one."""
     ids = prompt(60)
     with evicting(longrope, fixed(60), 22):
         output = generate(longrope, ids, 6)
@@ -293,7 +293,7 @@ def test_arguments_that_cannot_work_are_refused(qwen, prompt, fixed, attempt, me
 
 
 class Own:
-    """A method and an allocator, one part of which does something of its own."""
+    """A scorer and allocator, one part of which is replaced."""
 
     name, needs = "own", Needs(queries=1)
 

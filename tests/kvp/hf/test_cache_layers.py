@@ -1,4 +1,4 @@
-"""Layers of the evicting cache: exact, compact, and movable."""
+"""Layers of the evicting cache: logits as under a mask, and bytes of the kept tokens alone."""
 
 from itertools import pairwise
 
@@ -19,7 +19,7 @@ TOLERANCE = 1e-4
 
 
 def uneven_sets(batch, tokens, *, seed=5, full_layer=2):
-    """Of 3 layers with 2 heads: sizes from 1 token (first head) to all (a whole layer)."""
+    """Kept tokens of 3 layers with 2 heads: from 1 token (the first head) to all (`full_layer`)."""
     generator = torch.Generator().manual_seed(seed)
 
     def some(entry, layer, head):
@@ -34,7 +34,7 @@ def uneven_sets(batch, tokens, *, seed=5, full_layer=2):
 
 
 def slots(sets, layer):
-    """[B, H, S], filled up with -1."""
+    """Kept tokens of a layer, [B, H, S], filled up with -1."""
     width = max(len(head) for entry in sets for head in entry[layer])
     return torch.tensor(
         [[head + [-1] * (width - len(head)) for head in entry[layer]] for entry in sets]

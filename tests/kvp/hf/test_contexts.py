@@ -1,4 +1,4 @@
-"""Contexts go on in transformers as the evicted cache that they were made from."""
+"""A context answers in transformers as the evicted cache does that it was made of."""
 
 from types import SimpleNamespace
 

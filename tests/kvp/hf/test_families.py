@@ -1,4 +1,4 @@
-"""One small random model per family: what kvp makes of it, and the table of docs/models.md."""
+"""Families of models, each as a small random one, do what docs/models.md says of them."""
 
 import re
 from pathlib import Path
@@ -201,12 +201,12 @@ def drop_errors(model, ids, masked_logits):
 
 
 def write_row(status, moves_queries="", note=""):
-    """What stands behind the families in a line of the table."""
+    """The cells behind the families in a row of the table."""
     return f"{' | '.join((status, moves_queries, note))} |"
 
 
 def examine_family(family, masked_logits):
-    """What kvp makes of a family: refused, or dropped tokens equal masked ones."""
+    """The row of a family, which is refused, or in which dropping a token equals masking it."""
     try:
         model = build(family)
         check_model(model)

@@ -1,4 +1,4 @@
-"""What a GGUF file says of a model beside its weights: taken over, or refused in one line."""
+"""Settings of a model in a GGUF file are taken over, or refused in one line."""
 
 import math
 import struct

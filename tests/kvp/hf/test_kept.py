@@ -1,4 +1,4 @@
-"""What `evicting` says of the latest cache: tokens, positions, bytes, and a picture."""
+"""The result of `evicting` shows the latest cache: tokens, positions, bytes, and a picture."""
 
 import gc
 import weakref

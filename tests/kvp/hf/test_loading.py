@@ -1,4 +1,4 @@
-"""Loading: folders, GGUF files, devices, and what is refused in one line."""
+"""Models are loaded from folders and GGUF files, and wrong ones refused in one line."""
 
 import json
 import math

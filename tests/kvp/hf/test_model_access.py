@@ -1,4 +1,4 @@
-"""RoPE and query projections read off a model, against what its attention really used."""
+"""RoPE and query projections of a model, against the queries that its attention used."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a pass over a prompt records, and the views of it."""
+"""Tensors that a pass over a prompt records, and the views that scorers get of them."""
 
 import pytest
 import torch

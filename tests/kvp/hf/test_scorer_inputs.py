@@ -1,4 +1,4 @@
-"""Supplies against a plain eager forward pass over prompt and extra pass, in float64 NumPy."""
+"""Inputs of scorers from extra passes, against one eager forward pass, in float64 NumPy."""
 
 import numpy as np
 import pytest
@@ -185,7 +185,7 @@ GO_ON = "\n\nRepeat the part of the previous context exactly, starting with"
     [(30, 100, [0]), (30, 30, [0]), (30, 12, [0, 12, 24]), (7, 3, [0, 3, 6]), (1, 1, [0])],
 )
 def test_every_chunk_is_repeated_after_its_request(letters, chat, tokens, chunk, starts):
-    """Chunks shorter than the 8 repeated tokens take what there is, from the chunks before too."""
+    """The 8 tokens before a chunk are repeated first, or all where there are fewer."""
     tokenizer = letters(chat=chat)
     context = torch.randint(1, 30, (2, tokens))
     turn = "<e><a>" if chat else ""

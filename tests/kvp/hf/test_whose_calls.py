@@ -1,4 +1,4 @@
-"""Whose calls a block touches, whose cache `kept` tells of, and calls that end in the middle."""
+"""Which calls an evicting block changes, which cache `kept` shows, and interrupted calls."""
 
 import asyncio
 import gc
@@ -29,7 +29,7 @@ def stored_tokens(output):
 
 @pytest.fixture
 def held(qwen, prompt, generate):
-    """Tokens that the first layer holds after an answer of one token."""
+    """Count the tokens that the first layer holds after an answer of one token."""
 
     def run():
         return stored_tokens(generate(qwen, prompt(TOKENS), 2)) - 1

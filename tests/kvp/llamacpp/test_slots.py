@@ -1,4 +1,4 @@
-"""Slot files: their bytes, and what is refused; `recipes/engines/llama_server.py` asks a server."""
+"""Slot files: their bytes, and refusals; `recipes/engines/llama_server.py` tries a server."""
 
 import json
 import struct

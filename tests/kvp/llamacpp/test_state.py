@@ -1,4 +1,4 @@
-"""The layout of a sequence's state, against bytes that are put together here."""
+"""States of sequences are read and written in llama.cpp's layout, whose bytes are made here."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""The bundled policy: of the bundled model, sound, and good for its first snippet."""
+"""The bundled policies belong to their models, and `evicting` takes them by name."""
 
 import re
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""The full T x T attention matrix in float64 NumPy, the truth of operators, and ragged storage."""
+"""Attention as a T x T matrix in float64 NumPy, random ragged storage, and Triton's compiler."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def ragged_case():
 def _ragged_case(
     lengths, *, group=2, tokens=1, tail=0, width=8, seed=0, dtype=torch.float64, masked=True
 ):
-    """A random case; flat parts lie between NaN, tails before NaN, as rooms to grow do."""
+    """Random arguments; flat tensors lie between NaN, and tails before NaN, as spare capacity."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):

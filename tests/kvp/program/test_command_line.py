@@ -1,4 +1,4 @@
-"""Flags that come from groups: defaults and presets in --help, typos, one line each."""
+"""Flags made from groups of settings: --help, YAML files, presets, and mistakes of one line."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""How programs end: codes, and one line for what the user can mend."""
+"""Exit codes of programs, and the line of an error that a user can mend."""
 
 import errno
 import os

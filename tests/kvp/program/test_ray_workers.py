@@ -1,4 +1,4 @@
-"""What of `--engine ray` needs no Ray: flags, GPUs, and how to install it."""
+"""Flags of `--engine ray`, and the GPUs of a worker; no Ray is needed here."""
 
 import pytest
 

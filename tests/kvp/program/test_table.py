@@ -1,4 +1,4 @@
-"""The table of programs: what is started, and what --help says, before torch is imported."""
+"""The table of programs: --help and mistakes need no torch."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What a store reads of a sequence is what was written of that sequence, or an error."""
+"""Files of a store in a wrong place are errors."""
 
 import shutil
 from pathlib import Path

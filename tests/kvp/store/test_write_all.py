@@ -1,4 +1,4 @@
-"""Writing many sequences in a thread: all or an error, bounded, and nothing after the end."""
+"""Writing many sequences in a thread: all are written, or an error reaches the caller."""
 
 from threading import Event, Thread
 
@@ -9,7 +9,7 @@ from kvp.store import TraceReader, TraceWriter
 
 
 class Held(TraceWriter):
-    """Waits before it writes; sequence 1 may be refused."""
+    """A writer that waits for `go` before it writes, and may refuse sequence 1."""
 
     go: Event
     began: Event

@@ -1,4 +1,4 @@
-"""Attention over contexts of uneven counts, beside a plain computation of the same.
+"""Attention over contexts of uneven counts, against a plain computation.
 
 The stock backend is a slow one of a few lines, with vLLM's interface.
 """
@@ -37,13 +37,13 @@ Common = make_dataclass("Common", [
     "query_start_loc_cpu", "seq_lens", "block_table_tensor",
     ("causal", bool, True), *((name, object, None) for name in OTHERS),
 ])  # fmt: skip
-"""What vLLM tells of a batch."""
+"""vLLM's metadata of a batch."""
 Spec = make_dataclass("Spec", ["num_kv_heads"])
-"""What vLLM tells of a cache."""
+"""vLLM's description of a cache."""
 
 
 class Builder:
-    """Of metadata that are the batch itself."""
+    """A builder whose metadata are the batch itself."""
 
     def __init__(self, spec, names, config, device):
         self.num_heads = GROUP * HEADS
@@ -72,7 +72,7 @@ class Impl:
 
 
 class Stock:
-    """The backend of both."""
+    """A backend of `Impl` and `Builder`."""
 
     get_name = staticmethod(lambda: "CPU_ATTN")
     get_impl_cls = staticmethod(lambda: Impl)
@@ -135,7 +135,7 @@ class Batch:
         return self.pages[:, layer]
 
     def expected(self, query, layer):
-        """By definition, of queries [T, Q, D]."""
+        """Attention by its definition, of queries [T, Q, D]."""
         made = []
         for rows, queries in zip(self.rows, query.split(self.tokens), strict=True):
             heads = queries.split(GROUP, dim=1)

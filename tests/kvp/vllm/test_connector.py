@@ -1,4 +1,4 @@
-"""Contexts that anybody may have written, read by kvp, transformers and vLLM's connector alike.
+"""vLLM's connector loads and compresses contexts, and refuses wrong ones as transformers does.
 
 vLLM itself is a stand-in here, of the few names that the connector imports.
 """
@@ -142,7 +142,7 @@ def asked(ids, **changes):
 
 
 def schedule(connector, ids, **changes):
-    """What vLLM's scheduler makes of a request, and the load that it hands to workers."""
+    """The answer to a request of vLLM's scheduler, and the work that it hands to workers."""
     request = asked(ids, **changes)
     connector.on_new_request(request)
     rows, _ = connector.get_num_new_matched_tokens(request, 0)
@@ -153,7 +153,7 @@ def schedule(connector, ids, **changes):
 
 
 def load(connector, work, config):
-    """What a worker logs; the blocks that it could not fill."""
+    """Load in a worker; the blocks that it could not fill."""
     connector.metadata = work
     connector.start_load_kv(SimpleNamespace(no_compile_layers=layers_of(config)))
     return connector.get_block_ids_with_load_errors()

@@ -1,4 +1,4 @@
-"""Contexts: what they hold, what is remembered, and what is made a step ahead."""
+"""Ranking contexts from a store: their tensors, the memory they share, and reading ahead."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Calibration: known maps come back, odd data still gives a map."""
+"""Calibration recovers known maps, and gives an increasing map for any data."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Sampled and exact estimators are estimators of one thing.
+"""Sampled gradients estimate the exact one.
 
 Heads are independent agents, so copies of one head are independent samples of its estimate.
 """

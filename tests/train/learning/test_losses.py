@@ -1,4 +1,4 @@
-"""What holds for all objectives: gradients, equivariance, noise of a shard."""
+"""Properties of every objective: gradients, independent heads, order and shifts."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Losses by hand, and what makes them up."""
+"""Losses and advantages against numbers worked out by hand."""
 
 import math
 from dataclasses import replace

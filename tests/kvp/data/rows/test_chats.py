@@ -7,7 +7,7 @@ from kvp.data.rows.samples import pack
 
 
 def count_words(turns):
-    """Words of everything before the reply."""
+    """Words before the last reply."""
     return sum(len(turn["content"].split()) for turn in turns[:-1])
 
 
@@ -20,7 +20,7 @@ def thread(name, exchanges, size=5):
 
 
 def pack_threads(threads, length):
-    """Chats, and the tokens of what is left out, negative for chats that are too short."""
+    """Chats, and tokens of every thread left out, or of a chat too short as a negative number."""
     left_out = []
     chats = pack(
         [Document(split="all", turns=tuple(turns)) for turns in threads], count_words, length,

@@ -1,4 +1,4 @@
-"""Forms of a row: running text, dialogues, questions, choices; and what is no row."""
+"""Forms of a row: running text, dialogues and questions; other rows are skipped."""
 
 import itertools
 import json

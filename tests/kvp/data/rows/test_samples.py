@@ -15,7 +15,7 @@ from kvp.errors import UsageError
 
 
 def message(name, **facts):
-    """A message whose name spells its way from the root: `a`, `ab`, `abc`."""
+    """A message whose name is the path from its root: `abc` answers `ab`, which answers `a`."""
     return {
         "message_id": name, "parent_id": name[:-1] or None, "text": f"text {name}",
         "role": "prompter" if len(name) % 2 else "assistant", "message_tree_id": name[0], **facts,

@@ -1,4 +1,4 @@
-"""The same table, whoever wrote it, gives the same samples."""
+"""A table gives the same samples in every file format."""
 
 import math
 import tempfile
