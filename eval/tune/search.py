@@ -140,7 +140,7 @@ def _searched_options(method: Method) -> tuple[Grid, list[Method]]:
     scorer, written = method.scorer, method.written[0]
     if not isinstance(scorer, Component) or written is None:
         return {}, []
-    preset = written.argument if written.name in SCORERS else None  # else the name of a class
+    preset = written.argument if written.base in SCORERS else None  # else the name of a class
     fixed = {*written.options, *scorer.presets.get(preset or "", {})}
     presets = () if written.options or preset else scorer.presets
     grid = {name: values for name, values in scorer.grid.items() if name not in fixed}

@@ -7,7 +7,7 @@ import pytest
 
 from eval.tune.config import TuneConfig
 from eval.tune.search import Search, make_spaces, next_candidates
-from policies.registry import SCORERS
+from policies.registry import SCORERS, make_scorer
 
 
 def _subject(methods, length=512):
@@ -85,3 +85,5 @@ def test_what_the_specification_names_is_fixed():
         ("lagkv(n_sink=1,lag=16)+global", True), ("lagkv(n_sink=1,lag=16)+global", False),
     ]  # fmt: skip
     assert not max(scores, key=scores.get).protected
+    preset = _search(_subject("snapkv:paper+global"), lambda one: 0.0)
+    assert {one.scorer for one in preset} == {make_scorer("snapkv:paper")}
