@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from kvp.artifacts.files import digest_json, raising_as
-from kvp.artifacts.manifest import Format
+from kvp.artifacts.manifest import Format, portable, recorded_name
 from kvp.artifacts.tensors import open_sealed_safetensors, tensors_digest, write_sealed_safetensors
 from kvp.budgets import Budget
 from kvp.errors import ContextError, UsageError
@@ -174,13 +174,16 @@ def pack_context(
     layers: Iterable[Sequence[Tensor]],
     token_ids: Tensor,
     embedding: Rope,
+    *,
+    policy: str,
     **facts: Any,  # noqa: ANN401
 ) -> Context:
     """The context of what every layer keeps: of keys and values [H, S, D] those `held` [H, S] bool.
 
-    `embedding` is that of the keys, `facts` are the others of `ContextFacts`. Raises UsageError
-    where heads keep different numbers of tokens that are not multiples of `BLOCK`, ContextError
-    where a number is not finite.
+    `embedding` is that of the keys, `facts` are the others of `ContextFacts`. Of a `policy` that is
+    a path the last part is kept, so that its folder may be moved. Raises UsageError where heads
+    keep different numbers of tokens that are not multiples of `BLOCK`, ContextError where a number
+    is not finite.
     """
     keys, values, counts = [], [], []
     for all_keys, all_values, held in layers:
@@ -201,6 +204,7 @@ def pack_context(
             for side in (keys, values)
         )
     facts |= {"counts": None if even else counts, "tokens": len(token_ids), "kept": kept}
+    facts |= {"policy": portable(recorded_name(policy))}  # also of `kvzap:FOLDER`
     context = Context(facts=ContextFacts(**facts), keys=keys, values=values, token_ids=token_ids)
     for name, part in context.tensors.items():
         if not bool(part.isfinite().all()):

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp.artifacts.manifest import recorded_name
 from kvp.budgets import Budget, parse_budget
 from kvp.contexts import BLOCK, Context, kept_rows, pack_context, read_context, whole_blocks
 from kvp.errors import ModelError, UsageError
@@ -106,8 +105,7 @@ def context_of(
     return pack_context(
         [[part[0] for part in layer] for layer in stored],
         torch.tensor(list(token_ids), dtype=torch.int64), rope_of(inner, seen),
-        **_facts_of(inner), tokenizer=tokenizer_digest(tokenizer),
-        policy=recorded_name(policy), budget=budget,
+        **_facts_of(inner), tokenizer=tokenizer_digest(tokenizer), policy=policy, budget=budget,
     )  # fmt: skip
 
 

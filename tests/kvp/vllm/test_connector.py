@@ -4,6 +4,7 @@ vLLM itself is a stand-in here, of the few names that the connector imports.
 """
 
 import importlib
+import shutil
 import sys
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from kvp import nano
 from kvp.contexts import read_context, read_facts
 from kvp.errors import ContextError, UsageError
 from kvp.hf import load_model
@@ -247,6 +249,20 @@ def test_right_contexts_are_loaded_and_finite_blocks_compressed(made, start, tmp
         connector.wait_for_save()
         assert expected in str(connector.build_connector_worker_meta().answers)
     assert len([*tmp_path.glob("*.context")]) == 2
+
+
+def test_a_policy_makes_the_same_context_wherever_it_lies(made, start, tmp_path):
+    model, context = made
+    ids, layers = tuple(context.token_ids.tolist()), layers_of(model.config)
+    layers["layers.0.attn"].kv_cache[:3, 0] = first_keys(model, ids)
+    for place in ("here", "there"):
+        policy = shutil.copytree(nano.path() / "policy", tmp_path / place / "policy")
+        module, _, connector, _ = start(tmp_path / "contexts", f"{policy}+uniform")
+        connector.metadata = module.Work(saves=[module.Save("r", ids, (0, 1, 2), "60%")])
+        connector.start_load_kv(SimpleNamespace(no_compile_layers=layers))
+        connector.wait_for_save()
+    (path,) = (tmp_path / "contexts").iterdir()
+    assert read_facts(path).policy == "policy"
 
 
 def first_keys(model, ids):
