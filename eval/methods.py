@@ -265,13 +265,12 @@ def file_digests(
     A scorer or an allocator that is made from a file has the file's digest as `digest`. The code of
     a user's own scorers, allocators and tasks goes by the name of its module.
     """
-    sources = policy_sources(policies) | {
-        label: scorer.source for label, scorer in policies_of(methods).items() if scorer.source
-    }
-    digests = {label: sha256_file(source.folder / INDEX) for label, source in sources.items()}
+    named, loaded = policy_sources(policies).items(), policies_of(methods).items()
+    digests = {label: sha256_file(source.folder / INDEX) for label, source in named}
+    digests |= {label: scorer.digest for label, scorer in loaded if scorer.digest}
     made = [side for method in methods for side in (method.scorer, method.allocator_object)]
     for one in (*made, *map(find_task, expand_tasks(tasks))):
-        if one is not None and (digest := getattr(one, "digest", None)):
+        if one and not isinstance(one, LearnedScorer) and (digest := getattr(one, "digest", None)):
             digests[one.name] = digest
         if (file := own_file(one)) is not None:
             digests[f"{type(one).__module__}.py"] = sha256_file(file)

@@ -28,9 +28,11 @@ from kvp.budgets import Budget
 from kvp.errors import ContextError, UsageError
 from kvp.geometry import Geometry
 from kvp.model_fingerprint import same_buffers
+from kvp.names import UNIFORM
 from kvp.placeholders import DIGEST_BITS, placeholder_ids
-from kvp.ranking import Allocator, WholeBlocks
+from kvp.ranking import Allocator, Choice, Protection, WholeBlocks
 from kvp.rope import Rope
+from kvp.scoring import Scorer, label_of
 
 FORMAT = Format("kvp-context", 2, older=1)
 """Version 2 where heads keep different numbers of tokens, else the older one."""
@@ -56,6 +58,12 @@ class ContextFacts:
     """Digest of vocabulary and chat template; None of a context that an engine made."""
     policy: str
     """What ranked the tokens, as --methods or --policies name it."""
+    policy_digest: str | None = None
+    """SHA-256 of the file that it was made of; None where there is none."""
+    allocator: str | None = None
+    """What split the budget over layers and heads, `uniform` for equal counts; None: not known."""
+    protection: Mapping[str, int] | None = None
+    """First (`sinks`) and last tokens (`recents`) that were kept anyway; None: not known."""
     budget: str
     """What was asked for, such as `12.5%`."""
     tokens: int
@@ -103,10 +111,9 @@ class ContextFacts:
         return [sum(layer) for layer in self.counts]
 
     def to_dict(self) -> dict[str, Any]:
-        """What a file says: all fields, without counts where all are equal."""
-        return {
-            name: value for name, value in asdict(self).items() if (name, value) != ("counts", None)
-        }
+        """What a file says: all fields, of optional ones those that have a value."""
+        optional, said = {f.name for f in fields(self) if f.default is None}, asdict(self).items()
+        return {name: value for name, value in said if value is not None or name not in optional}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,12 +229,21 @@ def kept_rows(budget: Budget, tokens: int, least: int = 0) -> int:
     return min(-(-max(budget.tokens(tokens), least) // BLOCK) * BLOCK, tokens)
 
 
-def whole_blocks(allocator: Allocator | None, kept: int, tokens: int) -> WholeBlocks | None:
-    """What splits the budget of a context whose heads keep `kept` of its `tokens` on average.
+def plan_context(
+    scorer: Scorer, budget: Budget, tokens: int, protection: Protection, allocator: Allocator | None
+) -> tuple[Choice, dict[str, Any]]:
+    """What stays of a context of `tokens`, and what `ContextFacts` say of this choice.
 
-    None without an allocator, and where every token stays.
+    It is `kept_rows`, which the allocator splits in whole blocks unless every token stays.
     """
-    return None if allocator is None or kept == tokens else WholeBlocks(allocator, BLOCK)
+    kept, name, split = kept_rows(budget, tokens, least=protection.tokens), UNIFORM, None
+    if allocator is not None:
+        name = portable(allocator.name)
+        split = WholeBlocks(allocator, BLOCK) if kept < tokens else None
+    return Choice(kept, protection, split), {
+        "policy": label_of(scorer), "policy_digest": getattr(scorer, "digest", None),
+        "allocator": name, "protection": asdict(protection), "budget": str(budget),
+    }  # fmt: skip
 
 
 def read_facts(path: Path) -> ContextFacts:

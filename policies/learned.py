@@ -98,6 +98,8 @@ class LearnedScorer:
     """Model, training manifest and held-out metrics, as in `policy.json`."""
     source: PolicySource | None = None
     """Where it was loaded from; None for one that was made in memory."""
+    digest: str | None = None
+    """SHA-256 of the index of that folder, likewise."""
 
     name = LEARNED
     """`label` says which policy it is."""

@@ -141,6 +141,7 @@ def load_policy(name: str | Path | PolicySource) -> LearnedScorer:
         label=whole.source.name,
         metadata={key: getattr(meta, key) for key in ("model", "training", "held_out")},
         source=whole.source,
+        digest=sha256_file(whole.source.folder / INDEX),
     )
 
 

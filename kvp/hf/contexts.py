@@ -15,7 +15,7 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.budgets import Budget, parse_budget
-from kvp.contexts import BLOCK, Context, kept_rows, pack_context, read_context, whole_blocks
+from kvp.contexts import BLOCK, Context, pack_context, plan_context, read_context
 from kvp.errors import ModelError, UsageError
 from kvp.hf.cache import EvictingCache
 from kvp.hf.cache_layers import RaggedLayer
@@ -29,7 +29,7 @@ from kvp.hf.visibility import EMPTY
 from kvp.messages import Text, check_text, render_chat
 from kvp.model_fingerprint import can_turn, is_norm, norms_digest, rope_facts
 from kvp.ranking import Allocator, Protection, protection_of
-from kvp.scoring import Scorer, label_of
+from kvp.scoring import Scorer
 
 
 def context_ids(text: Text, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -74,22 +74,23 @@ def compress(
     check_context_model(inner)
     ids, asked = context_ids(text, tokenizer), parse_budget(budget)
     check_length(len(ids), context_limit(inner.config))
-    kept = kept_rows(asked, len(ids), least=protection.tokens)
+    choice, facts = plan_context(scorer, asked, len(ids), protection, allocator)
     feed = torch.tensor([ids], device=model.device)
     cache = prefill_and_evict(
-        model, feed, scorer, kept, protection,
-        allocator=whole_blocks(allocator, kept, len(ids)), tokenizer=tokenizer,
+        model, feed, scorer, choice.budget, protection,
+        allocator=choice.allocator, tokenizer=tokenizer,
     )  # fmt: skip
-    return context_of(cache, model, tokenizer, ids, policy=label_of(scorer), budget=str(asked))
+    return context_of(cache, model, tokenizer, ids, **facts)
 
 
 def context_of(
     cache: EvictingCache, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
-    token_ids: Sequence[int], *, policy: str, budget: str,
+    token_ids: Sequence[int], **facts: Any,  # noqa: ANN401
 ) -> Context:  # fmt: skip
     """The context that `cache`, made by `model` from `token_ids`, holds for engines.
 
-    Raises UsageError where the cache has another number of tokens, several entries, or heads whose
+    `facts` are `policy`, `budget` and, where they are known, the others of `plan_context`. Raises
+    UsageError where the cache has another number of tokens, several entries, or heads whose
     different numbers of tokens are not multiples of `BLOCK`; ContextError where keys or values
     are not finite; ModelError as `check_context_model` and for soft prompts.
     """
@@ -105,7 +106,7 @@ def context_of(
     return pack_context(
         [[part[0] for part in layer] for layer in stored],
         torch.tensor(list(token_ids), dtype=torch.int64), rope_of(inner, seen),
-        **_facts_of(inner), tokenizer=tokenizer_digest(tokenizer), policy=policy, budget=budget,
+        **_facts_of(inner), tokenizer=tokenizer_digest(tokenizer), **facts,
     )  # fmt: skip
 
 

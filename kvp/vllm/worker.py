@@ -18,11 +18,11 @@ from vllm.logger import init_logger
 from vllm.model_executor.models.utils import extract_layer_index
 
 from kvp.budgets import parse_budget
-from kvp.contexts import SUFFIX, Context, kept_rows, pack_context, read_context, whole_blocks
+from kvp.contexts import SUFFIX, Context, pack_context, plan_context, read_context
 from kvp.errors import ContextError, KvpError, UsageError, one_line
 from kvp.lru_cache import LruCache
-from kvp.ranking import EMPTY_SLOT, Choice, Protection, score_and_select
-from kvp.scoring import View, label_of
+from kvp.ranking import EMPTY_SLOT, Protection, score_and_select
+from kvp.scoring import View
 from kvp.vllm.backend import HeadPool, Step, UnevenRequest, set_step
 from kvp.vllm.engine import BlockLayout, EngineModel, policy_of
 from kvp.vllm.plugin import BACKENDS, settings_of
@@ -90,7 +90,6 @@ class Worker:
         self._memory_bytes = float(extra.get("memory_gb", 4.0)) * 1e9
         self._contexts = LruCache[Context](self._memory_bytes)
         self._method = policy_of(extra["policy"], model.geometry) if "policy" in extra else None
-        self._protection = Protection()
         self._layers: dict[int, Any] = {}
         self._layout: BlockLayout | None = None
         self._pool: HeadPool | None = None
@@ -184,17 +183,16 @@ class Worker:
         if self._method is None:
             raise UsageError('kv_connector_extra_config has no "policy" to compress with')
         scorer, allocator = self._method
-        tokens = len(save.token_ids)
-        kept = kept_rows(parse_budget(save.budget), tokens, least=self._protection.tokens)
-        choice = Choice(kept, self._protection, whole_blocks(allocator, kept, tokens))
+        tokens, budget = len(save.token_ids), parse_budget(save.budget)
+        choice, facts = plan_context(scorer, budget, tokens, Protection(), allocator)
         ((_, (stay,)),) = score_and_select(partial(self._views, save), scorer, [choice])
         stay = stay.masked_fill(stay == EMPTY_SLOT, tokens)  # [L, H, S]
         held = torch.zeros(*stay.shape[:2], tokens + 1, dtype=torch.bool, device=stay.device)
         held = held.scatter(2, stay, value=True)[..., :tokens]
         context = pack_context(
             ((*rows, held[index]) for index, rows in enumerate(self._prompt(save))),
-            torch.tensor(save.token_ids), self._model.rope, **self._model.facts, tokenizer=None,
-            policy=label_of(scorer), budget=save.budget,
+            torch.tensor(save.token_ids), self._model.rope, tokenizer=None,
+            **self._model.facts, **facts,
         )  # fmt: skip
         context.write(self._folder)
         answer = {"digest": context.name, "tokens": tokens, "kept": context.facts.kept}

@@ -32,7 +32,7 @@ except ImportError:
 from eval.results.stats import Interval, Scores, bootstrap_mean, paired_difference
 from kvp import load_model
 from kvp.budgets import parse_budget
-from kvp.contexts import Context, kept_rows, whole_blocks
+from kvp.contexts import Context, plan_context
 from kvp.data.encode import Encoded, encode
 from kvp.data.task import TaskSettings
 from kvp.data.tasks import build_samples, find_task
@@ -41,8 +41,7 @@ from kvp.hf.contexts import context_of, load_context
 from kvp.hf.prefill import prefill
 from kvp.hf.shrink import gather
 from kvp.names import split_list
-from kvp.ranking import Choice, Protection, score_and_select
-from kvp.scoring import label_of
+from kvp.ranking import Protection, score_and_select
 from kvp.vllm.plugin import configured_method
 
 NEW_TOKENS = 64
@@ -101,19 +100,18 @@ class Both:
     def contexts(self, ids: Sequence[int], method: str, budgets: Sequence[str]) -> list[Context]:
         """The contexts of all budgets, from one prefill in transformers."""
         scorer, allocator = configured_method(method)
-        protection, feed = Protection(), torch.tensor([list(ids)])
-        counts = [kept_rows(parse_budget(b), len(ids), least=protection.tokens) for b in budgets]
-        choices = [
-            Choice(kept, protection, whole_blocks(allocator, kept, len(ids))) for kept in counts
+        plans = [
+            plan_context(scorer, parse_budget(budget), len(ids), Protection(), allocator)
+            for budget in budgets
         ]
+        choices, feed = [choice for choice, _ in plans], torch.tensor([list(ids)])
         with use_kvp_attention(self.model):
             seen = prefill(self.model, feed, scorer.needs, tokenizer=self.tokenizer)
         made = {}
         for number, kept in score_and_select(partial(seen.views, scorer.needs), scorer, choices):
             made[number] = context_of(
-                gather(seen, kept), self.model, self.tokenizer, ids,
-                policy=label_of(scorer), budget=budgets[number],
-            )  # fmt: skip
+                gather(seen, kept), self.model, self.tokenizer, ids, **plans[number][1]
+            )
             made[number].write(self.folder)
         return [made[number] for number in range(len(budgets))]
 

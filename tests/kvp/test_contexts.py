@@ -36,6 +36,7 @@ def test_a_context_comes_back_as_it_was(context, tmp_path):
         header = json.loads(file.metadata()["kvp"])
     assert header["format_version"] == version
     assert ("counts" in header) == (version == 2)
+    assert not {"policy_digest", "allocator", "protection"} & header.keys()
 
 
 FOREIGN = {

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from kvp import nano
+from kvp.artifacts.manifest import sha256_file
 from kvp.contexts import read_context, read_facts
 from kvp.errors import ContextError, UsageError
 from kvp.hf import load_model
 from kvp.hf.contexts import compress, load_context
-from policies import make_scorer
+from policies import load_policy, make_scorer
 
 TEXT = "One of the special magic numbers for lazy-cat is: 4821973. The grass is green. " * 4
 BLOCK = 32
@@ -258,11 +259,15 @@ def test_a_policy_makes_the_same_context_wherever_it_lies(made, start, tmp_path)
     for place in ("here", "there"):
         policy = shutil.copytree(nano.path() / "policy", tmp_path / place / "policy")
         module, _, connector, _ = start(tmp_path / "contexts", f"{policy}+uniform")
-        connector.metadata = module.Work(saves=[module.Save("r", ids, (0, 1, 2), "60%")])
+        connector.metadata = module.Work(saves=[module.Save("r", ids, (0, 1, 2), "60.0%")])
         connector.start_load_kv(SimpleNamespace(no_compile_layers=layers))
         connector.wait_for_save()
     (path,) = (tmp_path / "contexts").iterdir()
-    assert read_facts(path).policy == "policy"
+    ours, theirs = read_facts(path), compress(*load_model("nano"), TEXT, load_policy(policy), "60%")
+    assert replace(ours, model=theirs.facts.model, tokenizer=theirs.facts.tokenizer) == theirs.facts
+    assert (ours.policy, ours.allocator) == ("policy", "uniform")
+    assert ours.policy_digest == sha256_file(policy / "policy.json")
+    assert ours.protection == {"sinks": 4, "recents": 16}
 
 
 def first_keys(model, ids):
