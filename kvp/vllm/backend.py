@@ -105,6 +105,11 @@ class Step:
         return torch.tensor([request.counts for request in self.requests]) // self.pool.block_size
 
     @cached_property
+    def tokens(self) -> list[int]:
+        """Tokens that each request computes, ascending."""
+        return sorted(request.tokens for request in self.requests)
+
+    @cached_property
     def longest(self) -> int:
         """Rows of the longest head of any of its requests when the step is over."""
         after = torch.tensor([request.stop - request.kept for request in self.requests])
@@ -134,7 +139,7 @@ class HeadSequences:
 
     @classmethod
     def of(cls, step: Step, common: CommonAttentionMetadata, builder: Any) -> HeadSequences:
-        """The head sequences of the requests of `step`, in the order of the batch.
+        """The head sequences of the requests of `step`, as `_find_requests` orders them.
 
         `common` is vLLM's metadata of the batch, and `builder` makes that of a single head.
         """
@@ -147,19 +152,17 @@ class HeadSequences:
         after = common.seq_lens[chosen] - kept  # [C] tokens after the context
         lengths = counts * pool.block_size + after[:, None, None]  # [C, L, H]
         lengths = lengths.transpose(0, 1).flatten(1).int().contiguous()  # [L, C * H]
-        starts = common.query_start_loc[chosen].long()
-        tokens = (common.query_start_loc[chosen + 1] - starts).repeat_interleave(heads)
-        bounds = torch.zeros(requests * heads + 1, dtype=torch.int32, device=tokens.device)
-        bounds[1:] = tokens.cumsum(0)
-        computed = sum(request.tokens for request in step.requests) * heads
-        longest_query = max(request.tokens for request in step.requests)
+        starts, tokens = common.query_start_loc[chosen].long(), step.tokens
+        ends = torch.tensor(tokens).repeat_interleave(heads).cumsum(0)
+        on_cpu = torch.cat([ends.new_zeros(1), ends]).int()
+        bounds, computed = on_cpu.to(starts.device), sum(tokens) * heads
         alone = requests == common.num_reqs
-        in_order = alone and longest_query == 1
+        in_order = alone and tokens[-1] == 1
         order = None if in_order else _order_queries(starts, bounds, heads, computed)
         common = replace(
             common, num_reqs=requests * heads, num_actual_tokens=computed,
-            max_query_len=longest_query, max_seq_len=step.longest,
-            query_start_loc=bounds, query_start_loc_cpu=bounds, _num_computed_tokens_cache=None,
+            max_query_len=tokens[-1], max_seq_len=step.longest,
+            query_start_loc=bounds, query_start_loc_cpu=on_cpu, _num_computed_tokens_cache=None,
         )  # fmt: skip
         per_layer = [
             replace(common, seq_lens=lengths[layer], block_table_tensor=table[layer])
@@ -183,14 +186,16 @@ class HeadSequences:
 
 
 def _find_requests(step: Step, common: CommonAttentionMetadata) -> tuple[Tensor, Tensor, Tensor]:
-    """Numbers [C] in the batch of the requests of `step`, ascending, with their placeholders [C]
-    and head blocks [C, L, H].
+    """Numbers [C] in the batch of the requests of `step`, with their placeholders [C] and head
+    blocks [C, L, H]: those that compute the fewest tokens first, else as in the batch.
     """
     table = common.block_table_tensor
     facts = [(request.block, request.kept) for request in step.requests]
     firsts, kept = torch.tensor(facts).to(table.device).T  # [C] in the order of the step
     same = table[: common.num_reqs, :1] == firsts  # [R, C]
-    chosen = (~same.any(1)).int().argsort(stable=True)[: len(facts)]
+    tokens = common.query_start_loc[: common.num_reqs + 1].diff()  # [R]
+    last = torch.iinfo(tokens.dtype).max
+    chosen = tokens.masked_fill(~same.any(1), last).argsort(stable=True)[: len(facts)]
     which = same[chosen].int().argmax(1)
     return chosen, kept[which], step.counts.to(table.device)[which]
 

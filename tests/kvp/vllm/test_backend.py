@@ -4,7 +4,7 @@ The stock backend is a slow one of a few lines, with vLLM's interface.
 """
 
 from contextlib import nullcontext
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -169,6 +169,17 @@ def check_step(requests, builder, impl, layer=None):
         impl.forward(layer, query, None, None, batch.cache(index), metadata, output)
         torch.testing.assert_close(output[:-2], batch.expected(query[:-2], index))
         assert not output[-2:].any(), "padding"
+
+
+def test_nothing_is_read_back_from_the_device(attention):
+    """Tensors of a device without memory have no numbers to read."""
+    batch = Batch(STEPS["mixed"])
+    names = ("query_start_loc", "seq_lens", "block_table_tensor")
+    away = {name: getattr(batch.common, name).to("meta") for name in names}
+    step = Step(batch.uneven, batch.pool)
+    made = attention[0].build(0, replace(batch.common, **away)).kvp_sequences(step).layers[0]
+    assert {getattr(made, name).device.type for name in names} == {"meta"}
+    assert made.query_start_loc_cpu.tolist() == [0, 1, 2, 8, 14, 27, 40]
 
 
 def test_passes_between_steps_are_of_no_context(attention):
