@@ -110,8 +110,8 @@ def server(model: str, policy: str, folder: str) -> AbstractContextManager[str]:
 def remember(openai: OpenAI, model: str, ids: list[int], budget: str) -> list[int]:
     """Placeholders of a document that the server reads and compresses, from its token ids.
 
-    vLLM's own tokenizer may be another (docs/engines.md).
-    Raises UsageError where it does not: its answers would be those of another cache.
+    They are sent, and no text, because vLLM's own tokenizer may be another (docs/engines.md).
+    Raises UsageError, with what the server says of it, where the document is not compressed.
     """
     answer = openai.completions.create(
         model=model,
