@@ -111,10 +111,9 @@ def context_of(
 
 
 def load_context(context: Context | str | Path, model: PreTrainedModel) -> Cache:
-    """A transformers cache of the context's k tokens, which `model` goes on from at position k.
+    """A `DynamicCache` of the context's k tokens, which `model` goes on from at position k.
 
-    A `DynamicCache`, and an `EvictingCache` where heads keep different numbers of tokens.
-
+    It is an `EvictingCache` where heads keep different numbers of tokens.
     `model.generate(placeholders + question, past_key_values=cache)` feeds the question alone. Each
     call makes a cache of its own. Raises ContextError for a damaged file, and for a context that
     another model, another dtype or other adapters made.

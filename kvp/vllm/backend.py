@@ -105,11 +105,6 @@ class Step:
         return torch.tensor([request.counts for request in self.requests]) // self.pool.block_size
 
     @cached_property
-    def tokens(self) -> list[int]:
-        """Tokens that each request computes, ascending."""
-        return sorted(request.tokens for request in self.requests)
-
-    @cached_property
     def longest(self) -> int:
         """Rows of the longest head of any of its requests when the step is over."""
         after = torch.tensor([request.stop - request.kept for request in self.requests])
@@ -152,7 +147,8 @@ class HeadSequences:
         after = common.seq_lens[chosen] - kept  # [C] tokens after the context
         lengths = counts * pool.block_size + after[:, None, None]  # [C, L, H]
         lengths = lengths.transpose(0, 1).flatten(1).int().contiguous()  # [L, C * H]
-        starts, tokens = common.query_start_loc[chosen].long(), step.tokens
+        starts = common.query_start_loc[chosen].long()
+        tokens = sorted(request.tokens for request in step.requests)
         ends = torch.tensor(tokens).repeat_interleave(heads).cumsum(0)
         on_cpu = torch.cat([ends.new_zeros(1), ends]).int()
         bounds, computed = on_cpu.to(starts.device), sum(tokens) * heads
