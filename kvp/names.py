@@ -61,7 +61,8 @@ NANO, SMOLLM2, SMOLLM2_KV, QWEN, QWEN_1_5B = POLICIES = (
     "nano", "smollm2-135m-instruct", "smollm2-135m-instruct-kv", "qwen2.5-coder-0.5b-instruct",
     "qwen2.5-coder-1.5b-instruct",
 )  # fmt: skip
-"""Bundled policies; the last three read keys and values, and no queries."""
+"""Bundled policies, the folders in `policies/bundled` but for `NANO`, which is in `kvp/nano`; the
+last three read keys and values, and no queries."""
 DtypeName = Literal["float32", "bfloat16", "float16"]
 """Values of --dtype: what a model computes in."""
 MODEL_FILE, POLICY_FILE = "config.json", "policy.json"

@@ -17,12 +17,8 @@ INDEX = POLICY_FILE
 """File that makes a folder a policy."""
 PATTERNS = (INDEX, "layer_*_head_*.safetensors")
 """Files of a policy as the hub's client matches them: nothing else is fetched."""
-_HERE = Path(__file__).parent
-BUNDLED = {
-    names.NANO: nano.path() / "policy",
-    names.SMOLLM2: _HERE / "smollm2", names.SMOLLM2_KV: _HERE / "smollm2_kv",
-    names.QWEN: _HERE / "qwen2_5_coder", names.QWEN_1_5B: _HERE / "qwen2_5_coder_1_5b",
-}  # fmt: skip
+_FOLDER = Path(__file__).parent / "bundled"
+BUNDLED = {name: _FOLDER / name for name in names.POLICIES} | {names.NANO: nano.path() / "policy"}
 """Policies in the wheel, by name, of the models that kvp brings policies of."""
 
 

@@ -56,8 +56,9 @@ def test_wheel_holds_exactly_the_five_packages_and_what_they_read(tmp_path):
     top = {name.split("/")[0] for name in wheel_names}
     assert {name for name in top if not name.endswith(".dist-info")} == PACKAGES
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel_names)
-    parts = [path for path in (ROOT / "kvp/nano").rglob("*.*") if path.suffix != ".pyc"]
-    assert len(parts) > 22 + 6  # the model, and its policy
+    bundled = [*(ROOT / "kvp/nano").rglob("*.*"), *(ROOT / "policies/bundled").rglob("*.*")]
+    parts = [path for path in bundled if path.is_file() and path.suffix != ".pyc"]
+    assert len(parts) > 22 + 6 + 4 * (2 + 48)  # the model, its policy, those of other models
     assert {str(path.relative_to(ROOT)) for path in parts} <= set(wheel_names)
     web = {f"eval/report/web/page.{kind}" for kind in ("html", "css", "js")}
     typed = {f"{package}/py.typed" for package in PACKAGES}

@@ -224,6 +224,7 @@ def test_tables_of_the_first_model_are_those_of_its_recipe(monkeypatch):
 
 def test_minutes_on_the_card_are_those_of_the_recipe():
     minutes = pd.read_csv(NUMBERS / "qwen2.5-coder/recipe.csv")["minutes"].tolist()
-    text = " ".join((ROOT / "policies/qwen2_5_coder/README.md").read_text(encoding="utf-8").split())
+    card = ROOT / "policies/bundled/qwen2.5-coder-0.5b-instruct/README.md"
+    text = " ".join(card.read_text(encoding="utf-8").split())
     told = re.search(r"took (\d+) minutes .* traces ([\d.]+) .*, training ([\d.]+)\.", text)
     assert [float(number) for number in told.groups()] == [round(minutes[2]), *minutes[:2]]
