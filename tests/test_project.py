@@ -77,6 +77,16 @@ def test_the_console_scripts_are_those_that_people_know():
     assert set(scripts) == {"kvp", *(f"kvp-{name}" for name in SCRIPTS)}
 
 
+def test_a_contract_keeps_every_module_of_kvp_from_its_programs():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (contract,) = [
+        item for item in settings["contracts"] if item.get("forbidden_modules") == ["kvp.program"]
+    ]
+    paths = [*ROOT.glob("kvp/*.py"), *(path.parent for path in ROOT.glob("kvp/*/__init__.py"))]
+    modules = {f"kvp.{path.stem}" for path in paths} - {"kvp.__init__"}
+    assert modules == {*contract["source_modules"], "kvp.__main__", "kvp.program"}
+
+
 def test_a_flag_means_one_thing_in_every_program():
     meanings = {}
     for config in CONFIGS:
