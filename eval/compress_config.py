@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from eval.config import check_flag
 from kvp import names
@@ -49,10 +48,8 @@ class CompressConfig(ModelConfig, DeviceConfig):
 
     @property
     def sides(self) -> tuple[str, str | None]:
-        """What ranks tokens, and the allocator; a policy's path may have a plus sign."""
-        if self.policy and Path(self.policy).exists():
-            return self.policy, None
-        return names.split_method(self.label)
+        """What ranks tokens, and the allocator."""
+        return names.split_policy(self.label) if self.policy else names.split_method(self.label)
 
     def check_names(self) -> None:
         """Raise KvpError on a name that cannot exist, and for an allocator with --gguf."""

@@ -9,8 +9,9 @@ Scorers and allocators are written with their options (`Specification`):
     package.module:Name(step=3)         a class or an object of your own
     snapkv:kvpress+ada(safeguard=0.3)   a scorer and an allocator
 
-Files may have any name without comma, plus sign and parentheses. A new scorer or allocator is a
-file in `policies`, a name here and its class in `policies.registry`.
+Such files may have any name without comma, plus sign and parentheses, and policies any that exists
+(`split_policy`). A new scorer or allocator is a file in `policies`, a name here and its class in
+`policies.registry`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
+from os.path import exists
 from typing import Literal
 
 from kvp.artifacts.addresses import is_address
@@ -150,6 +151,14 @@ def split_method(text: str) -> tuple[str, str | None]:
     return text.strip(), None
 
 
+def split_policy(text: str) -> tuple[str, str | None]:
+    """Policy and allocator, or None, of `POLICY[+ALLOCATOR]`; paths that exist may hold a plus."""
+    if exists(text):
+        return text, None
+    path, _, allocator = map(str.strip, text.rpartition("+"))
+    return (path, allocator) if path and exists(path) else split_method(text)
+
+
 def plain_name(name: str) -> str:
     """The name itself, of a task, model, method or policy; ValueError where no table holds it."""
     odd = [char for char in name if char == "`" or unicodedata.category(char) in _NEVER_SHOWN]
@@ -167,21 +176,21 @@ def check_model_name(name: str) -> None:
         plain_name(recorded_name(name))
     kind = "file" if name.endswith(GGUF) else "folder"
     near = "/" not in name and did_you_mean(name, [NANO], cutoff=0.75)
-    if (near or is_path(name) or kind == "file") and not Path(name).exists():
+    if (near or is_path(name) or kind == "file") and not exists(name):
         raise ModelError(f"--model {name}: no such {kind}{folder_meant(name, [NANO], MODEL_FILE)}")
 
 
 def labelled_policy(given: str) -> tuple[str, str]:
     """Label ("" without one) and policy of `POLICY` or `label=POLICY`; a folder may hold a `=`."""
     label, _, name = given.rpartition("=")
-    return ("", given) if Path(given).exists() else (label, name)
+    return ("", given) if exists(given) else (label, name)
 
 
 def policy_kind(name: str) -> Literal["address", "path", "bundled", "hub"] | None:
     """What the name of a policy is, the first of these that it can be; None: no policy's name."""
     if is_address(name):
         return "address"
-    if Path(name).exists():
+    if exists(name):
         return "path"
     if name in POLICIES:
         return "bundled"

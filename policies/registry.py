@@ -19,6 +19,7 @@ from kvp.names import (
     name_error,
     policy_kind,
     split_method,
+    split_policy,
 )
 from kvp.names import Specification as Specification
 from kvp.plugins import class_label, import_object, instance_of
@@ -128,8 +129,15 @@ AllocatorSpec = str | Allocator | type[Allocator]
 def split_sides(
     spec: ScorerSpec, allocator: AllocatorSpec | None
 ) -> tuple[ScorerSpec, AllocatorSpec | None]:
-    """Scorer and allocator of `SCORER[+ALLOCATOR]`, or of two sides; UsageError for three."""
-    left, right = split_method(spec) if isinstance(spec, str) else (spec, None)
+    """Scorer and allocator of `SCORER[+ALLOCATOR]`, or of two sides; UsageError for three.
+
+    What begins with no built-in method may be a policy, whose path may hold a plus.
+    """
+    if not isinstance(spec, str):
+        return spec, allocator
+    left, right = split_method(spec)
+    if Specification.split(left).base not in SCORERS:
+        left, right = split_policy(spec)
     if right is not None and allocator is not None:
         raise UsageError(f"{spec}: the allocator is given twice")
     return left, allocator if right is None else right

@@ -8,9 +8,10 @@ from kvp.errors import KvpError, UsageError
 from kvp.names import ALLOCATOR_NAMES
 from kvp.ranking import UNPROTECTED
 from kvp.scoring import ALL_QUERIES, AUTO_GROUP, Needs, Noise, Reconstruction
-from policies import make_allocator, make_method, make_scorer, split_method
+from policies import make_allocator, make_method, make_scorer, resolve_method, split_method
 from policies.budget_files import BudgetFile, save_budgets
 from policies.registry import SCORERS
+from policies.sources import find_policy
 
 
 @pytest.mark.parametrize(
@@ -53,12 +54,17 @@ def test_files_may_have_any_name_without_comma_plus_and_parentheses(tmp_path, mo
             assert make_allocator(allocator.name) == allocator
 
 
-def test_a_plus_outside_parentheses_parts_them():
+def test_a_plus_outside_parentheses_parts_them(tmp_path):
     assert split_method("snapkv") == ("snapkv", None)
     assert split_method("kvp+global") == ("kvp", "global")
     assert split_method("a+") == ("a", "")
     assert split_method("a(b+c") == ("a(b+c", None)
     assert split_method("") == ("", None)
+    policy = tmp_path / "a+b"
+    policy.symlink_to(find_policy("nano").folder)
+    for written, shared in ((f"{policy}", None), (f"{policy} + global", make_allocator("global"))):
+        scorer, allocator = resolve_method(written)
+        assert (scorer.label, allocator) == (str(policy), shared)
 
 
 def test_options_override_presets():
@@ -88,6 +94,7 @@ def test_options_override_presets():
                   "ring, streaming_llm, knorm, keydiff, lagkv, snapkv, tova, h2o, "),
         ("", "method '' is not of the form name, name:preset or name(option=value)"),
         ("snapkv(window=16", "is not of the form"),
+        (300 * "n", "unknown method 'nnn"),
         ("snapkv:nobody", "snapkv has no preset 'nobody': its presets are kvpress, paper, off"),
         ("oracle:kvpress", "oracle has no preset 'kvpress': its presets are none"),
         ("snapkv(windw=3)", "no option 'windw' (did you mean window?): its options are window, "),
