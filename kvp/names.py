@@ -9,9 +9,8 @@ Scorers and allocators are written with their options (`Specification`):
     package.module:Name(step=3)         a class or an object of your own
     snapkv:kvpress+ada(safeguard=0.3)   a scorer and an allocator
 
-Such files may have any name without comma, plus sign and parentheses, and policies any that exists
-(`split_policy`). A new scorer or allocator is a file in `policies`, a name here and its class in
-`policies.registry`.
+Such files may have any name without comma, plus sign and parentheses. A new scorer or allocator
+is a file in `policies`, a name here and its class in `policies.registry`.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ NANO, SMOLLM2, SMOLLM2_KV, QWEN, QWEN_1_5B = POLICIES = (
     "nano", "smollm2-135m-instruct", "smollm2-135m-instruct-kv", "qwen2.5-coder-0.5b-instruct",
     "qwen2.5-coder-1.5b-instruct",
 )  # fmt: skip
-"""Bundled policies, the folders in `policies/bundled` but for `NANO`, which is in `kvp/nano`; the
-last three read keys and values, and no queries."""
+"""Bundled policies; the last three read keys and values, and no queries."""
 DtypeName = Literal["float32", "bfloat16", "float16"]
 """Values of --dtype: what a model computes in."""
 MODEL_FILE, POLICY_FILE = "config.json", "policy.json"

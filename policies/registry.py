@@ -129,10 +129,7 @@ AllocatorSpec = str | Allocator | type[Allocator]
 def split_sides(
     spec: ScorerSpec, allocator: AllocatorSpec | None
 ) -> tuple[ScorerSpec, AllocatorSpec | None]:
-    """Scorer and allocator of `SCORER[+ALLOCATOR]`, or of two sides; UsageError for three.
-
-    What begins with no built-in method may be a policy, whose path may hold a plus.
-    """
+    """Both sides of `SCORER[+ALLOCATOR]`, `POLICY[+ALLOCATOR]` or two; UsageError for three."""
     if not isinstance(spec, str):
         return spec, allocator
     left, right = split_method(spec)
