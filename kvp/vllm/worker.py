@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from cachetools import LRUCache
 from torch import Tensor
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
@@ -20,7 +22,6 @@ from vllm.model_executor.models.utils import extract_layer_index
 from kvp.budgets import parse_budget
 from kvp.contexts import SUFFIX, Context, pack_context, plan_context, read_context
 from kvp.errors import ContextError, KvpError, UsageError, one_line
-from kvp.lru_cache import LruCache
 from kvp.ranking import EMPTY_SLOT, Protection, score_and_select
 from kvp.scoring import View
 from kvp.vllm.backend import HeadPool, Step, UnevenRequest, set_step
@@ -88,7 +89,9 @@ class Worker:
         extra = settings_of(vllm_config)
         self._block_size = vllm_config.cache_config.block_size
         self._memory_bytes = float(extra.get("memory_gb", 4.0)) * 1e9
-        self._contexts = LruCache[Context](self._memory_bytes)
+        self._contexts = LRUCache[str, Context](
+            self._memory_bytes, getsizeof=lambda context: context.facts.nbytes
+        )
         self._method = policy_of(extra["policy"], model.geometry) if "policy" in extra else None
         self._layers: dict[int, Any] = {}
         self._layout: BlockLayout | None = None
@@ -142,7 +145,8 @@ class Worker:
         """The context; ContextError where its file cannot be used."""
         if (context := self._contexts.get(digest)) is None:
             context = read_context(self._folder / f"{digest}{SUFFIX}", self._memory_bytes)
-            self._contexts.put(digest, context, context.facts.nbytes)
+            with suppress(ValueError):  # larger than the whole memory
+                self._contexts[digest] = context
         return context
 
     def _write(self, context: Context, load: Load) -> None:

@@ -11,15 +11,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from cachetools import LRUCache
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from kvp.lru_cache import LruCache
 from kvp.store import TraceReader
 from policies.ranker import RECENT_QUERIES, HeadRankers, bytes_per_token, recent_features
 from train.data.compression_points import CompressionPoint
@@ -100,6 +100,9 @@ class _Labelled(NamedTuple):
     features of 1,024 tokens that are made of them."""
 
 
+_Memory = LRUCache[Any, Any]
+
+
 class ContextSource:
     """Contexts of one store, by compression point; safe to share between threads."""
 
@@ -121,10 +124,10 @@ class ContextSource:
         self._with_recent = recent
         self.device = device or torch.device("cpu")
         self._turn = threading.Lock()
-        self._trace_memory = LruCache[tuple[Tensor, ...]](memory_bytes * 3 // 4)
+        self._trace_memory = _Memory(memory_bytes * 3 // 4, _size)
         """Keys and values by ("kv", sequence), queries, which new labels alone need, by
         ("queries", sequence)."""
-        self._label_memory = LruCache[_Labelled](memory_bytes // 4)
+        self._label_memory = _Memory(memory_bytes // 4, _size)
 
     def context(self, point: CompressionPoint) -> RankingContext:
         """All cached tokens of a point, on the source's device; StoreError on damage."""
@@ -152,7 +155,7 @@ class ContextSource:
         cached = self._trace_memory.get(("kv", sequence))
         if cached is None:
             cached = self.traces.kv(sequence)
-            self._trace_memory.put(("kv", sequence), cached, _size(*cached))
+            _remember(self._trace_memory, ("kv", sequence), cached)
         keys, values = cached
         return keys, values
 
@@ -163,8 +166,8 @@ class ContextSource:
             trace = self.traces.trace(sequence)
             cached, keys = (trace.queries,), trace.keys
             kv = trace.keys, trace.values
-            self._trace_memory.put(("queries", sequence), cached, _size(*cached))
-            self._trace_memory.put(("kv", sequence), kv, _size(*kv))
+            _remember(self._trace_memory, ("queries", sequence), cached)
+            _remember(self._trace_memory, ("kv", sequence), kv)
         else:
             keys, _ = self._keys_and_values(sequence)
         return cached[0].to(self.device), keys.to(self.device)
@@ -187,7 +190,7 @@ class ContextSource:
                     last = queries[..., max(0, seen - RECENT_QUERIES) : seen, :].cpu().clone()
             importance = parts[0] if len(parts) == 1 else self._label.add(*parts)  # [L, H, N]
             cached = _Labelled(importance.flatten(0, 1), last)
-            self._label_memory.put(point, cached, _size(*cached))
+            _remember(self._label_memory, point, cached)
         return cached
 
     def _count_seen(self, point: CompressionPoint) -> int:
@@ -202,8 +205,13 @@ class ContextSource:
         return features[..., : point.prefix_length, :].flatten(0, 1)
 
 
-def _size(*tensors: Tensor | None) -> int:
+def _size(tensors: Iterable[Tensor | None]) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def _remember(memory: _Memory, key: object, item: tuple[Tensor | None, ...]) -> None:
+    with suppress(ValueError):  # larger than the whole memory
+        memory[key] = item
 
 
 class StepContexts:

@@ -68,9 +68,9 @@ def test_traces_are_read_once_where_memory_allows(store, memory_bytes, reads, mo
             context, again = source.context(point), read_alone(store, point)
             assert torch.equal(context.importance, again.importance)
     assert len(read) == reads
-    assert source._trace_memory.used + source._label_memory.used <= memory_bytes
+    assert source._trace_memory.currsize + source._label_memory.currsize <= memory_bytes
     source.forget()
-    assert source._trace_memory.used + source._label_memory.used == 0
+    assert source._trace_memory.currsize + source._label_memory.currsize == 0
 
 
 def test_feature_statistics_are_those_of_the_training_tokens(store):
