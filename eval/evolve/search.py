@@ -164,12 +164,15 @@ class SearchPlan:
         return tuple(counts.tolist())
 
     def counts(self, scheme: Scheme, cached: int) -> list[int]:
-        """A scheme rescaled to `cached` tokens: minimum <= count <= cached, exact sum."""
-        budget = min(self.target.tokens(cached), cached)
+        """A scheme rescaled to `cached` tokens, exact sum; each count from the minimum to `cached`.
+
+        Where fewer than the minimum are cached, every layer keeps them all.
+        """
+        budget, minimum = min(self.target.tokens(cached), cached), min(self.minimum, cached)
         total = round(sum(scheme) * budget / self.budget)
-        bounded = min(max(total, len(scheme) * self.minimum), len(scheme) * cached)
+        bounded = min(max(total, len(scheme) * minimum), len(scheme) * cached)
         shares = torch.tensor(scheme, dtype=torch.float64)
-        return apportion(shares, bounded, minimum=self.minimum, maximum=cached).tolist()
+        return apportion(shares, bounded, minimum=minimum, maximum=cached).tolist()
 
 
 @dataclass(frozen=True, kw_only=True)

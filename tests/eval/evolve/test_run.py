@@ -144,6 +144,7 @@ def test_percentages_follow_each_prompt():
     assert plan.counts((30, 50), cached=200) == [30, 50]
     assert plan.counts((30, 50), cached=400) == [60, 100]
     assert plan.counts((30, 50), cached=100) == [20, 20]  # 15 and 25, but for the floor
+    assert plan.counts((30, 50), cached=7) == [7, 7]  # fewer than are protected
     absolute = plan_search(EvolveConfig(out="unused", budget="40"), 2, Protection(), [200])
     assert absolute.counts((30, 50), cached=4000) == [30, 50]
 
