@@ -151,6 +151,19 @@ class MeasureConfig(Group):
 class EvaluationConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig):
     """What kvp eval, kvp tune and kvp evolve share."""
 
+    IDENTITY: ClassVar[tuple[str, ...]] = IDENTITY_FIELDS
+    """The settings of `identity`."""
+
+    @cached_property
+    def model_name(self) -> str:
+        """What artefacts call the model."""
+        return recorded_name(self.model)
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that every run of one output folder must share."""
+        values = asdict(self) | {"model": self.model_name}
+        return {name: portable(values[name]) for name in self.IDENTITY}
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig(EvaluationConfig, RunConfig, WorkersConfig, DryRunConfig):
@@ -231,16 +244,6 @@ class EvalConfig(EvaluationConfig, RunConfig, WorkersConfig, DryRunConfig):
         """Policies that `kvp` may be, `DIR` or `label=DIR`: without any, on nano, its own."""
         bundled = (known_names.NANO,) if self.model == known_names.NANO else ()
         return split_list(self.policies) or bundled
-
-    @cached_property
-    def model_name(self) -> str:
-        """What artefacts call the model."""
-        return recorded_name(self.model)
-
-    def identity(self) -> dict[str, Any]:
-        """The settings every run of one results folder must share."""
-        values = asdict(self) | {"model": self.model_name}
-        return {name: portable(values[name]) for name in IDENTITY_FIELDS}
 
 
 def evaluation_of(config: EvaluationConfig, **settings: Any) -> EvalConfig:  # noqa: ANN401

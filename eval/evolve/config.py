@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from eval.config import EvalConfig, EvaluationConfig, check_flag, evaluation_of
 from eval.results.names import QUERY_AWARE, Protocol
@@ -12,9 +12,6 @@ from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
 from kvp.names import LEARNED, split_list
 from kvp.program.settings import Bounds, MemoryConfig, RunConfig
-
-RUN_ONLY = ("out", "device", "decode_batch", "memory_gb")
-"""Settings that do not decide what a search finds, or that it does not read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +44,10 @@ class EvolveConfig(EvaluationConfig, MemoryConfig, RunConfig):
     constraint: Literal["project", "soft"] = "project"
     """Rescale every candidate to the budget, or only reward staying below it (as published)."""
 
+    IDENTITY: ClassVar[tuple[str, ...]] = (
+        *EvaluationConfig.IDENTITY, "tasks", "policies", "protection", "scorer", "budget",
+        "protocol", "search_prompts", "holdout", "group", "generations", "constraint",
+    )  # fmt: skip
     MINIMUMS: ClassVar[Bounds] = {"search_prompts": 1, "holdout": 0, "group": 1, "generations": 1}
 
     def __post_init__(self) -> None:
@@ -69,7 +70,3 @@ class EvolveConfig(EvaluationConfig, MemoryConfig, RunConfig):
     def evaluation(self) -> EvalConfig:
         """The settings of model and scorer, as kvp eval takes them."""
         return evaluation_of(self, methods=self.scorer)
-
-    def identity(self) -> dict[str, Any]:
-        """The settings every run of one search must share."""
-        return {name: value for name, value in asdict(self).items() if name not in RUN_ONLY}

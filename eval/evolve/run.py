@@ -10,7 +10,7 @@ tokens each layer keeps. All schemes of a generation are one decoding batch per 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -44,11 +44,11 @@ from eval.run_folder import input_digests
 from eval.work import load_bench
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import digest_json, raising_as
-from kvp.artifacts.manifest import recorded_name, run_manifest
+from kvp.artifacts.manifest import run_manifest
 from kvp.data.task import TaskSettings, context_key
 from kvp.errors import PolicyError, UsageError
 from kvp.hf import Prefill
-from kvp.names import UNIFORM
+from kvp.names import UNIFORM, split_list
 from kvp.progress import Progress, phase, say
 from kvp.ranking import UNPROTECTED, Protection, Selection
 from kvp.scoring import Scorer, score_prompt
@@ -119,24 +119,27 @@ class PromptSet:
 
 def run(config: EvolveConfig) -> None:
     """Run kvp evolve; raises KvpError on anything the user can mend."""
+    method, scorer = _method(config.evaluation)
     identity = {**config.identity(), "input_files": input_digests(config)}
-    if config.policies:
-        identity["policies"] = file_digests(config.evaluation.policy_list, ())
+    if digests := file_digests(split_list(config.policies), [method], config.task_list):
+        identity["policies"] = digests
     with OutputFolder.claim(Path(config.out), SEARCH, identity) as folder:
         whole = not describe_changes(folder.local, folder.existing_marker or {})
         if whole and (folder.local / BUDGET_FILE).exists():
             say(f"{folder.path} is finished; nothing to do")
         else:
-            _search(config, folder, identity)
+            _search(config, folder, identity, method, scorer)
         with raising_as(folder.local / BUDGET_FILE, PolicyError):
             print_budgets(load_budgets(folder.local))
         name = folder.local / BUDGET_FILE
         say(f"budgets are in {name}; to use them: --methods SCORER+evolved:{name}")
 
 
-def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]) -> None:
+def _search(
+    config: EvolveConfig, output: OutputFolder, identity: Mapping[str, Any], method: Method,
+    scorer: Scorer,
+) -> None:  # fmt: skip
     folder = output.local
-    method, scorer = _method(config.evaluation)
     geometry, tokenizer, positions = read_model(config.evaluation, [method])
     phase("preparing prompts")
     search_prompts, held_out = split_prompts(
@@ -148,7 +151,7 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
     plan = plan_search(config, geometry.layers, protection, cached)
     bench = load_bench(config.evaluation, [method])
     phase(f"searching on {len(search_prompts)} prompts, {len(held_out)} held out")
-    identity["model_digest"] = bench.identify_model()
+    identity = {**identity, "model_digest": bench.identify_model()}
     manifest = run_manifest(identity, seed=config.seed)
     output.begin({**FORMAT.head, "identity": identity, "run": manifest, "files": {}})
 
@@ -165,8 +168,8 @@ def _search(config: EvolveConfig, output: OutputFolder, identity: dict[str, Any]
         elite = search(plan, searched.scores, journal)
     others = replace(searched, prompts=held_out, free_bytes=0)  # run once: no prefill is kept
     budgets = BudgetFile(
-        model={"id": recorded_name(config.model), "revision": config.revision},
-        layers=geometry.layers, kv_heads=geometry.kv_heads, scorer=config.scorer,
+        model={"id": config.model_name, "revision": config.revision},
+        layers=geometry.layers, kv_heads=geometry.kv_heads, scorer=identity["scorer"],
         protocol=config.protocol, protection=protection, budget=plan.budget,
         cached_tokens=plan.maximum, counts=elite.scheme, seed=config.seed,
         made_by=describe_search(plan, journal, elite), held_out=_held_out(others, plan, elite),

@@ -1,6 +1,7 @@
 """kvp evolve from its command line, on a random model: what it writes, resumes and refuses."""
 
 import shutil
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -63,6 +64,9 @@ def test_a_run_ends_in_a_budget_file(finished, model_folder):
     assert low <= budgets.held_out["difference"] <= high
     assert budgets.data["tasks"] == ["niah_single_1", "chat"]
     assert budgets.data["split"] == "validation"
+    assert str(model_folder.parent) not in (finished / "manifest.json").read_text()
+    may_change = {"out", "device", "decode_batch", "memory_gb"}
+    assert {flag.name for flag in fields(EvolveConfig)} == {*EvolveConfig.IDENTITY, *may_change}
 
 
 def test_the_cache_keeps_the_budgets_that_were_found(finished, model_folder):
@@ -76,10 +80,14 @@ def test_the_cache_keeps_the_budgets_that_were_found(finished, model_folder):
     assert nbytes == [count * per_token for count in point.counts]
 
 
-def test_a_finished_run_is_left_alone(finished, evolve, monkeypatch, capsys):
+def test_a_finished_run_is_left_alone(
+    finished, evolve, model_folder, tmp_path, monkeypatch, capsys
+):
     before = {path: path.read_bytes() for path in finished.iterdir()}
     monkeypatch.setattr(eval.evolve.run, "load_bench", lambda *_, **__: pytest.fail("ran a model"))
     assert evolve(finished) == 0
+    moved = shutil.copytree(model_folder, tmp_path / model_folder.name)
+    assert evolve(finished, model=moved) == 0
     assert {path: path.read_bytes() for path in finished.iterdir()} == before
     output = capsys.readouterr()
     assert "is finished" in output.err
