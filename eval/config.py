@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from eval.results.names import PROTOCOLS
+from eval.results.record_names import PROTOCOLS
 from kvp import names as known_names
 from kvp.artifacts.manifest import portable, recorded_name
 from kvp.budgets import Budget, parse_budgets

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
 from eval.methods import Method
-from eval.results.names import QUERY_AWARE
+from eval.results.record_names import QUERY_AWARE
 from eval.results.records import Record, group_by
 from kvp.data.encode import Encoded
 from kvp.data.task import Sample
@@ -50,7 +50,7 @@ class Prompt:
     evidence: tuple[int, ...] = ()
     """Tokens of the prompt that spell its answers (`kvp.data.encode`)."""
     readable: bool = False
-    """Whether its records hold its question (`eval.results.names.READABLE_PROMPTS`)."""
+    """Whether its records hold its question (`eval.results.record_names.READABLE_PROMPTS`)."""
 
     @property
     def forced(self) -> bool:

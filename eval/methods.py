@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from eval.config import NEEDS_POLICIES
-from eval.results.names import DEFAULT_VARIANT, SELF_SIZED
+from eval.results.method_setting import MethodSetting
+from eval.results.record_names import DEFAULT_VARIANT, SELF_SIZED
 from eval.results.records import SETTING_FIELDS, Key, key_of
-from eval.results.settings import MethodSetting
 from eval.results.tuned_settings import TunedSettings, load_settings
 from kvp.artifacts.manifest import sha256_file
 from kvp.budgets import Budget

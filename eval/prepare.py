@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eval.config import EvalConfig
 from eval.evaluate import Prompt
 from eval.methods import PROTECTIONS, Method, build_methods, protected_tokens
-from eval.results.names import QUERY_AGNOSTIC, READABLE_PROMPTS
+from eval.results.record_names import QUERY_AGNOSTIC, READABLE_PROMPTS
 from eval.results.records import group_by
 from eval.results.tuned_settings import SHARED, TunedSettings
 from kvp.artifacts.files import raising_as

@@ -27,8 +27,8 @@ from eval.prepare import LoadedModel, PreparedRun, build_run_methods, prepare
 from eval.results.comparison import compare_all
 from eval.results.folder import Results, load_results
 from eval.results.frame import ResultsFrame, closing_text
-from eval.results.names import MANIFEST, ROWS, TIMING
 from eval.results.parts import PARTS, RecordParts, results_folder
+from eval.results.record_names import MANIFEST, ROWS, TIMING
 from eval.results.records import RECORDS, TIMING_KEY, Record, RecordFile, group_by, merge_records
 from eval.results.sealing import seal
 from eval.run_folder import input_digests, open_folder, write_manifest

@@ -13,7 +13,7 @@ from typing import Any
 
 from eval.config import EvalConfig
 from eval.results.folder import FORMAT
-from eval.results.names import MANIFEST
+from eval.results.record_names import MANIFEST
 from eval.results.records import RECORDS
 from eval.results.tuned_settings import TunedSettings
 from kvp.artifacts.addresses import place

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from eval.config import EvalConfig, EvaluationConfig, check_flag, evaluation_of
-from eval.results.names import QUERY_AWARE, Protocol
+from eval.results.record_names import QUERY_AWARE, Protocol
 from kvp import names as known_names
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError

@@ -29,7 +29,7 @@ import torch
 from cmaes import CMA
 from pydantic import Field, TypeAdapter
 
-from eval.results.names import MANIFEST
+from eval.results.record_names import MANIFEST
 from eval.results.stats import Floats
 from kvp.artifacts.claim import FolderKind
 from kvp.artifacts.files import JsonLines, raising_as

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from eval.methods import Method, build_methods, file_digests
-from eval.results.names import QUERY_AGNOSTIC, QUERY_AWARE
+from eval.results.record_names import QUERY_AGNOSTIC, QUERY_AWARE
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import KvpError, UsageError
 from kvp.names import split_list

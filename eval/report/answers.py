@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from eval.results.comparison import Comparison
-from eval.results.names import READABLE_PROMPTS
+from eval.results.method_setting import MethodSetting
+from eval.results.record_names import READABLE_PROMPTS
 from eval.results.records import Record, group_by
-from eval.results.settings import MethodSetting
 from kvp.names import FULL
 
 SHOWN_CHARACTERS = 400

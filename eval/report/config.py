@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from eval.results.names import NO_RESULTS
+from eval.results.record_names import NO_RESULTS
 from kvp.program.settings import Group
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from rich.filesize import decimal
 
 from eval.results.comparison import Best, Comparison
+from eval.results.method_setting import MethodSetting, PolicyGroups
 from eval.results.records import group_by
-from eval.results.settings import MethodSetting, PolicyGroups
 from eval.results.shapes import TimingRow
 from eval.results.stats import Interval, median_interval
 from kvp.names import EXTERNAL_NAMES, FULL, LEARNED

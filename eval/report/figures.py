@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter, NullLocator
 
 from eval.results.comparison import Comparison
-from eval.results.names import ORACLE
-from eval.results.settings import MethodSetting, are_shares
+from eval.results.method_setting import MethodSetting, are_shares
+from eval.results.record_names import ORACLE
 from kvp.names import FULL, LEARNED
 from policies.registry import NULLS
 

@@ -28,10 +28,10 @@ from eval.report.tables import Table
 from eval.results.comparison import Comparison, compare_all
 from eval.results.folder import Results, load_results
 from eval.results.frame import tidy
-from eval.results.names import SEEN
+from eval.results.method_setting import MethodSetting, budget_order, group_policies, sort_families
 from eval.results.parts import results_folder
+from eval.results.record_names import SEEN
 from eval.results.sentences import findings, sentences, smallest_budgets
-from eval.results.settings import MethodSetting, budget_order, group_policies, sort_families
 from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import atomic_write_bytes
 from kvp.artifacts.manifest import shown_text

@@ -11,8 +11,8 @@ from eval.report.costs import Timing, count_passes
 from eval.results.comparison import Comparison
 from eval.results.estimates import Cells
 from eval.results.frame import OVERALL
-from eval.results.names import SEEN, SELF_SIZED
-from eval.results.settings import IN_WORDS, MethodSetting, are_shares
+from eval.results.method_setting import IN_WORDS, MethodSetting, are_shares
+from eval.results.record_names import SEEN, SELF_SIZED
 from eval.results.stats import Interval, holm
 from kvp.names import FULL
 from policies.registry import NULLS

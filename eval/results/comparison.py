@@ -25,9 +25,9 @@ from eval.results.estimates import (
     make_estimates,
 )
 from eval.results.folder import Results
-from eval.results.names import DEFAULT_VARIANT, ORACLE, SEEN, SELF_SIZED
+from eval.results.method_setting import MethodSetting, budget_axis, budget_order, sort_families
+from eval.results.record_names import DEFAULT_VARIANT, ORACLE, SEEN, SELF_SIZED
 from eval.results.records import group_by
-from eval.results.settings import MethodSetting, budget_axis, budget_order, sort_families
 from eval.results.shapes import ResultsRow
 from eval.results.stats import Interval
 from eval.results.task_sorting import SortedTasks, sort_tasks

@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from eval.results.names import MANIFEST, NO_RESULTS, ROWS, TIMING
+from eval.results.method_setting import PolicyGroups, group_policies
+from eval.results.record_names import MANIFEST, NO_RESULTS, ROWS, TIMING
 from eval.results.records import KEY_FIELDS, SETTING_FIELDS, TIMING_KEY, key_of, read_records
 from eval.results.sealing import describe_changes
-from eval.results.settings import PolicyGroups, group_policies
 from eval.results.shapes import ResultsRow, TimingRow
 from eval.results.tuned_settings import TunedMethod, TunedSettings
 from kvp.artifacts.manifest import Format, shown_text

@@ -13,10 +13,10 @@ import pandas
 from eval.results.comparison import Comparison, compare_all
 from eval.results.estimates import CellKey, full_of
 from eval.results.folder import Results, load_results
-from eval.results.names import SELF_SIZED
+from eval.results.method_setting import budget_order
 from eval.results.parts import results_folder
+from eval.results.record_names import SELF_SIZED
 from eval.results.sentences import KEPT, sentences
-from eval.results.settings import budget_order
 from eval.results.stats import Interval, holm
 from kvp.own_packages import warn_caller
 

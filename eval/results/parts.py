@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from eval.results.names import ROWS
+from eval.results.record_names import ROWS
 from eval.results.records import KEY_FIELDS, Record, RecordFile, key_of, read_records, record_lines
 from kvp.artifacts.addresses import Place, files_below, place
 from kvp.artifacts.files import cache_folder, copy_files, digest_json, is_partial, staging_folder

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eval.results.names import ROWS, TIMING
+from eval.results.record_names import ROWS, TIMING
 from eval.results.shapes import CHECKS
 from kvp.artifacts.addresses import Place
 from kvp.artifacts.files import JsonLines

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eval.results.names import MANIFEST, SETTINGS, TABLE
+from eval.results.record_names import MANIFEST, SETTINGS, TABLE
 from eval.results.records import RECORDS
 from kvp.artifacts.manifest import read_sealed_json, sha256_file, write_sealed_json
 from kvp.errors import ResultsError

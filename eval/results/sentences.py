@@ -8,8 +8,8 @@ from math import exp
 from eval.results import stats
 from eval.results.comparison import Best, Comparison
 from eval.results.estimates import Estimate
-from eval.results.names import ORACLE, SEEN, SELF_SIZED
-from eval.results.settings import PROTECTED, MethodSetting, budget_order
+from eval.results.method_setting import PROTECTED, MethodSetting, budget_order
+from eval.results.record_names import ORACLE, SEEN, SELF_SIZED
 from eval.results.stats import Interval
 from kvp.names import FULL, LEARNED
 from policies.registry import NULLS

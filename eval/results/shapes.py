@@ -12,7 +12,7 @@ from typing import Annotated, Any, NotRequired
 from pydantic import AfterValidator, Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from eval.results.names import ROWS, SELF_SIZED, TIMING, Protocol
+from eval.results.record_names import ROWS, SELF_SIZED, TIMING, Protocol
 from kvp.names import FULL, plain_name
 
 _Number = Annotated[float, Field(ge=-(2.0**60), le=2.0**60)]

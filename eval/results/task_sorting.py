@@ -10,8 +10,8 @@ from operator import itemgetter
 import numpy as np
 
 from eval.results.estimates import MEASURES, Kind, full_of, make_estimates
+from eval.results.method_setting import budget_axis
 from eval.results.records import group_by
-from eval.results.settings import budget_axis
 from eval.results.shapes import ResultsRow
 from kvp.names import FULL
 from policies.registry import NULLS

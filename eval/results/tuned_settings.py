@@ -13,9 +13,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, TypeAdapter
 
-from eval.results.names import MANIFEST, SETTINGS
+from eval.results.method_setting import MethodSetting
+from eval.results.record_names import MANIFEST, SETTINGS
 from eval.results.sealing import describe_changes
-from eval.results.settings import MethodSetting
 from kvp.artifacts.files import raising_as
 from kvp.artifacts.manifest import Format, read_sealed_json
 from kvp.errors import ResultsError

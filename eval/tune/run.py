@@ -27,7 +27,7 @@ from eval.methods import (
     with_allocator,
 )
 from eval.prepare import Evaluation, PreparedRun, prepare, too_small
-from eval.results.names import ROWS, SETTINGS, TABLE
+from eval.results.record_names import ROWS, SETTINGS, TABLE
 from eval.results.records import RecordFile, group_by, key_of
 from eval.results.sealing import seal
 from eval.results.stats import Unit, bootstrap_mean

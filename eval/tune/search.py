@@ -31,7 +31,7 @@ from eval.methods import (
     registered_method,
     with_allocator,
 )
-from eval.results.settings import group_of
+from eval.results.method_setting import group_of
 from eval.results.tuned_settings import ScoredSetting, TunedMethod
 from eval.tune.config import TuneConfig
 from kvp.errors import UsageError

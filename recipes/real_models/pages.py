@@ -23,9 +23,9 @@ from matplotlib.ticker import NullLocator
 
 from eval.report.costs import count_passes
 from eval.results.folder import load_results
-from eval.results.names import QUERY_AGNOSTIC, QUERY_AWARE
+from eval.results.method_setting import budget_order
+from eval.results.record_names import QUERY_AGNOSTIC, QUERY_AWARE
 from eval.results.records import Record
-from eval.results.settings import budget_order
 from eval.results.stats import (
     Interval,
     bootstrap_mean,

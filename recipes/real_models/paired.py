@@ -14,7 +14,7 @@ import argparse
 
 import pandas as pd
 
-from eval.results.settings import MethodSetting
+from eval.results.method_setting import MethodSetting
 from eval.results.stats import holm, paired_difference, prompt_values
 from kvp import read_results
 

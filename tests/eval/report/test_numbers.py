@@ -13,8 +13,8 @@ from eval.report.figures import drawn_settings, line_styles
 from eval.results.comparison import choose_settings
 from eval.results.estimates import make_estimates
 from eval.results.frame import closing_text, tidy
+from eval.results.method_setting import are_shares, budget_axis, group_policies
 from eval.results.sentences import sentences
-from eval.results.settings import are_shares, budget_axis, group_policies
 from eval.results.tuned_settings import ScoredSetting, TunedMethod
 from policies.registry import SCORERS
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.results.names import DEFAULT_VARIANT, ORACLE, SELF_SIZED
+from eval.results.record_names import DEFAULT_VARIANT, ORACLE, SELF_SIZED
 from eval.results.records import group_by
 from eval.results.shapes import MethodFields, ResultsRow
 from kvp.budgets import parse_budget
