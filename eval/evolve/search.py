@@ -175,7 +175,7 @@ class SearchPlan:
         return apportion(shares, bounded, minimum=minimum, maximum=cached).tolist()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Candidate:
     """A scheme that was evaluated."""
 
@@ -199,34 +199,30 @@ def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Candidate:
     score_of: dict[Scheme, float] = {}
     recorded = enumerate([*journal.generations], start=1)
 
-    def evaluate_once(group: int, generation: int, schemes: list[Scheme]) -> None:
+    def evaluate_generation(group: int, generation: int, weights: list[Floats]) -> list[Candidate]:
+        schemes, new = [*map(plan.scheme, weights)], list[Scheme]()
         line, entry = next(recorded, (0, None))
-        if entry is not None:
-            if (entry.group, entry.generation, entry.schemes) != (group, generation, schemes):
-                raise ResultsError(
-                    f"{journal.path} line {line} is not what this search draws; "
-                    "choose another --out"
-                )
+        if entry is None:
+            new = [scheme for scheme in dict.fromkeys(schemes) if scheme not in score_of]
+            score_of.update(zip(new, evaluate(new) if new else (), strict=True))
+        elif (entry.group, entry.generation, entry.schemes) == (group, generation, schemes):
             score_of.update(zip(schemes, entry.scores, strict=True))
-            return
-        new = [scheme for scheme in dict.fromkeys(schemes) if scheme not in score_of]
-        score_of.update(zip(new, evaluate(new) if new else (), strict=True))
-        scores = [score_of[scheme] for scheme in schemes]
-        journal.append(
-            Generation(
-                group=group, generation=generation, schemes=schemes, scores=scores,
-                fitness=[plan.fitness(*pair) for pair in zip(schemes, scores, strict=True)],
-                evaluated=len(new),
+        else:
+            raise ResultsError(
+                f"{journal.path} line {line} is not what this search draws; choose another --out"
             )
-        )  # fmt: skip
+        scores = [score_of[scheme] for scheme in schemes]
+        fitness = [*map(plan.fitness, schemes, scores)]
+        if entry is None:
+            journal.append(
+                Generation(
+                    group=group, generation=generation, schemes=schemes, scores=scores,
+                    fitness=fitness, evaluated=len(new),
+                )
+            )  # fmt: skip
+        return [*map(Candidate, weights, schemes, scores, fitness)]
 
-    def rate(weights: Floats, scheme: Scheme) -> Candidate:
-        score = score_of[scheme]
-        fitness = plan.fitness(scheme, score)
-        return Candidate(weights=weights, scheme=scheme, score=score, fitness=fitness)
-
-    evaluate_once(UNIFORM_GROUP, 0, [plan.uniform])
-    elite = rate(np.full(plan.layers, float(plan.budget)), plan.uniform)
+    (elite,) = evaluate_generation(UNIFORM_GROUP, 0, [np.full(plan.layers, float(plan.budget))])
     for group, span in enumerate(layer_groups(plan.layers, plan.group)):
         fixed = elite.weights
         size = span.stop - span.start
@@ -238,9 +234,7 @@ def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Candidate:
                 break
             points = [optimiser.ask() for _ in range(optimiser.population_size)]
             weights = [_weights(plan, fixed, span, x) for x in points]
-            schemes = [*map(plan.scheme, weights)]
-            evaluate_once(group, generation, schemes)
-            candidates = [*map(rate, weights, schemes)]
+            candidates = evaluate_generation(group, generation, weights)
             optimiser.tell([(x, -one.fitness) for x, one in zip(points, candidates, strict=True)])
             elite = max(elite, *candidates, key=attrgetter("fitness"))  # of equal ones the first
     return elite
