@@ -101,8 +101,13 @@ def recorded_spec(method: MethodArgument) -> str:
 
 
 def _tuned_path(method: MethodArgument) -> str | None:
-    name, colon, path = method.partition(":") if isinstance(method, str) else ("", "", "")
-    return path.strip() if colon and name.strip() == TUNED else None
+    """FILE of `tuned:FILE`, UsageError where it is empty; None for other methods."""
+    name, _, path = method.partition(":") if isinstance(method, str) else ("", "", "")
+    if name.strip() != TUNED:
+        return None
+    if not path.strip():
+        raise UsageError(f"--methods: {TUNED} needs a file: write {TUNED}:FILE")
+    return path.strip()
 
 
 def protected_tokens(config: ProtectionConfig) -> Protection:

@@ -142,6 +142,7 @@ def test_allocators_apply_to_methods_that_name_none():
         ("snapkv+adda", "unknown allocator 'adda'"),
         ("full+ada", "the full cache has no allocator"),
         ("snapkv+ada(safeguard=2)", "safeguard"),
+        ("snapkv,tuned: ", "^--methods: tuned needs a file: write tuned:FILE"),
     ],
 )
 def test_what_cannot_be_combined_is_refused(methods, message):
