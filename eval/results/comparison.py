@@ -126,7 +126,7 @@ class Comparison:
 
     @property
     def full(self) -> Estimate | None:
-        """The full cache."""
+        """The estimate of the full cache; None where it was not run."""
         return full_of(self.cells)
 
     @cached_property
@@ -143,7 +143,10 @@ class Comparison:
         )  # fmt: skip
 
     def minus(self, ours: Estimate, theirs: Estimate) -> Interval | None:
-        """The difference, paired, more is better: scores, nats per token; None without prompts."""
+        """`ours` minus `theirs`, paired; None where they share no prompt.
+
+        In scores (0 to 1) or in nats per token; more is better.
+        """
         if (ours, theirs) not in self._paired:
             shared = not ours.prompts.isdisjoint(theirs.prompts)
             self._paired[ours, theirs] = stats.paired_difference(
@@ -157,7 +160,7 @@ class Comparison:
 
     @cached_property
     def best(self) -> Best | None:
-        """`best_at` `USUAL_BUDGET`, or else the middle one of the budgets of most methods."""
+        """`best_at` `USUAL_BUDGET` if most methods ran at it, else at the middle such budget."""
         number = Counter(
             spec for setting, spec in self.cells
             if setting in self.choices and setting.method not in (FULL, ORACLE, *NULLS)
@@ -202,7 +205,7 @@ class Comparison:
 
     @cached_property
     def gaps(self) -> Mapping[CellKey, Interval]:
-        """Paired differences to the first method of `best`, of the settings shown and of nulls."""
+        """What settings shown and nulls have more than the first method of `best`, paired."""
         if self.best is None:
             return {}
         first = self.best.settings[0]
@@ -214,9 +217,13 @@ class Comparison:
 
     @cached_property
     def test_count(self) -> int:
-        """Number of differences that Holm's correction counts, at all budgets.
+        """Number of differences that Holm's correction counts, over all budgets.
 
-        To each first policy (of `best`, of `best_at`) all; all pairs if the first was picked here.
+        A policy comes first whatever it scores, so at a budget with n settings it has n - 1
+        differences; where `best` and `best_at` begin with two policies, each of them has as many.
+        Any other first method was picked by its score and could have been any of c settings: then
+        c (n - 1) / 2 differences count, which are all pairs if c is n. For example, 5 settings at 2
+        budgets have 2 * 4 = 8 differences with a policy, and without one, if c is 5, 2 * 10 = 20.
         """
         ordered = 0  # a pair counts twice, once for each order
         for budget in self.budgets:
@@ -252,7 +259,7 @@ class Comparison:
         return {other: -gap for other, gap in gaps.items()}, significant
 
     def equal_counts(self, setting: MethodSetting) -> MethodSetting | None:
-        """A policy's setting with as many tokens in every head, if run."""
+        """The setting with equal counts in all heads of the same policy, if it was run."""
         equal = replace(setting, allocator=UNIFORM)
         return equal if setting.method == LEARNED and equal in self.settings else None
 
@@ -278,10 +285,10 @@ def choose_settings(
     """One setting per family, with a note: what it is, and how it was chosen.
 
     It is the same at every budget and is never chosen on the prompts shown: kvp tune chose it on
-    other prompts, or it is the one closest to the method's default. All defaults have the
-    protection of the policy's, or are protected without one, since protected and unprotected
-    methods do not compare. `tuned` are results of kvp tune with their split. If several settings
-    were tuned, such as seeds of a policy, the one with the best score is taken.
+    other prompts, or it is the one closest to the method's default. Every default is
+    protected if that of the policy is, or if there is none, since protected and unprotected methods
+    do not compare. `tuned` are results of kvp tune with their split. If several settings were
+    tuned, such as seeds of a policy, the one with the best score is taken.
     """
     chosen: dict[MethodSetting, str] = {}
     families = group_by(settings, lambda setting: setting.family).values()

@@ -96,7 +96,7 @@ class Results:
         return sorted(self.records, key=lambda row: places.get(key_of(row, fields), len(places)))
 
     def count_done_prompts(self) -> tuple[dict[tuple[str, str], tuple[int, int]], list[str]]:
-        """Prompts that are done and that were planned, by task and protocol; methods that lack any.
+        """Numbers of done and of planned prompts by task and protocol; the methods that lack any.
 
         A prompt is done where every setting of the runs that planned it has its row. Empty for a
         folder without a plan, such as one of kvp tune.

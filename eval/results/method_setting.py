@@ -107,10 +107,10 @@ class MethodSetting:
         return ", ".join([*words, IN_WORDS[self.protected]])
 
     def distance_from_default(self, protected: bool) -> tuple[bool, int, bool]:
-        """A sorting key; its least value is the default: no preset or options, equal counts.
+        """A sorting key, least for the default: no preset or options, equal counts per head.
 
-        For a policy it is the recommended allocator, `global`. `protected` is the default of all
-        methods, since a comparison of protected with unprotected ones would not be fair.
+        The default allocator of a policy is `global` (`RECOMMENDED`). `protected` is the default of
+        all methods, since a comparison of protected with unprotected ones would not be fair.
         """
         order = [*(RECOMMENDED if self.method == LEARNED else (UNIFORM,)), self.allocator]
         varied, other = self.variant != DEFAULT_VARIANT, self.protected != protected

@@ -52,7 +52,7 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
             name = "The best null (a control that reads no content)"
         score = _score(comparison, other, best.budget)
         verdict = _verdict(comparison, first, gaps.get(other), other in significant)
-        lines.append(f"{name}, {other.label}{_level(comparison, best, other)}, {score}{verdict}.")
+        lines.append(f"{name}, {other.label}{_ties(comparison, best, other)}, {score}{verdict}.")
     open_ones = [gap for other, gap in gaps.items() if other not in significant]
     return [*lines, *filter(None, [_notes(comparison, best, [*gaps.values()], open_ones)])]
 
@@ -60,8 +60,9 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
 def smallest_budgets(comparison: Comparison) -> list[str]:
     """The smallest budgets at which the settings shown, and `best`, lose little to the full cache.
 
-    A line of those that have one. Of the others, at the largest budget: one of those that lose
-    more, one of those that do so in the mean alone, and one of which too few prompts tell.
+    One line names the settings that have such a budget. The others are named by what they lose at
+    the largest budget: one line for those that lose more, one for those that lose more in the mean
+    but not surely, and one for those of which there are too few prompts to tell.
     """
     best, full = comparison.best, comparison.full
     if best is None or full is None or comparison.kind != "accuracy":
@@ -103,7 +104,7 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
 def _main_sentence(comparison: Comparison, best: Best) -> str:
     """Scores of the first method, the full cache and the first with equal counts, if run."""
     first, budget = best.settings[0], best.budget
-    name = f"the best method, {first.label}{_level(comparison, best, first)},"
+    name = f"the best method, {first.label}{_ties(comparison, best, first)},"
     name = f"{first.label}{_trained_share(comparison, first)}" if best.learned else name
     place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
     score = _score(comparison, first, budget).replace("(", "(95 % interval ")
@@ -141,19 +142,19 @@ def _trained_share(comparison: Comparison, setting: MethodSetting) -> str:
     return f", trained on {'this task' if len(tasks) == 1 else those}," if number else ""
 
 
-def _level(comparison: Comparison, best: Best, setting: MethodSetting) -> str:
-    """The methods of the same kind (nulls or other methods, not policies) that tie with one."""
+def _ties(comparison: Comparison, best: Best, setting: MethodSetting) -> str:
+    """Which methods tie with one: nulls with nulls, others with others; policies tie with none."""
 
     def place(other: MethodSetting) -> tuple[bool, float]:
         mean = comparison.cells[other, best.budget].interval.mean
         return other.method in NULLS, round(mean, 9)
 
-    level = [
+    tied = [
         other.label for other in best.compared if other != setting
         and LEARNED not in (setting.method, other.method) and place(other) == place(setting)
     ]  # fmt: skip
-    more = f" and {len(level) - 2} more" if len(level) > 2 else ""
-    return f" (tied with {', '.join(level[:2])}{more})" if level else ""
+    more = f" and {len(tied) - 2} more" if len(tied) > 2 else ""
+    return f" (tied with {', '.join(tied[:2])}{more})" if tied else ""
 
 
 def _verdict(

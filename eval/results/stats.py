@@ -100,8 +100,8 @@ def bootstrap_mean(
     """Mean over tasks of the mean over prompts, policies averaged, with its interval.
 
     With `weights`, tokens of replies, prompts of all tasks are pooled by them instead, and have no
-    `bounds`. Without these an interval needs two prompts: of a single one it has width 0. Raises
-    ValueError without values.
+    `bounds`. Without bounds the interval of a single prompt has width 0. Raises ValueError
+    without values.
     """
     bounds = bounds if weights is None else None
     values = _over_policies(scores)

@@ -32,7 +32,7 @@ class ScoredSetting:
     scorer: str
     """Specification of the scorer; `kvp` for policies."""
     variant: str
-    """As in `MethodSetting`, like `allocator_name` and `protected`."""
+    """As in `MethodSetting`, as is `protected`; `allocator_name` is its `allocator`."""
     allocator: str
     """Specification of the allocator."""
     protected: bool
