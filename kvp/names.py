@@ -188,7 +188,7 @@ def policy_kind(name: str) -> Literal["address", "path", "bundled", "hub"] | Non
     """What the name of a policy is, the first of these that it can be; None: no policy's name."""
     if is_address(name):
         return "address"
-    if exists(name):
+    if name and exists(name):  # the empty path is the working folder
         return "path"
     if name in POLICIES:
         return "bundled"

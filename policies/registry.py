@@ -151,7 +151,7 @@ def resolve_method(
     left, allocator = split_sides(scorer, allocator)
     if (
         isinstance(left, str)
-        and left not in ("", *SCORERS)
+        and left not in SCORERS
         and (policy_kind(left) is not None or ("/" in left and ":" not in left))
     ):
         left = load_policy(left)

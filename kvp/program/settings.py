@@ -58,8 +58,8 @@ class Group:
         """Raise KvpError on a name that cannot exist, before what it names is imported."""
         for setting, message in self.FOLDERS.items():
             name = getattr(self, setting)
-            if not is_address(name) and not Path(name).is_dir():
-                raise UsageError(message.format(name))
+            if not is_address(name) and not (name and Path(name).is_dir()):
+                raise UsageError(message.format(name or "''"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,8 +50,11 @@ def test_missing_policies_are_refused():
     (bundled,) = _methods("kvp+global")
     assert (bundled.spec, bundled.policy) == ("kvp/nano+global", "nano")
     assert method_of(replace(bundled.scorer, metadata={}, label="mine")).spec == "kvp/mine"
-    with pytest.raises(PolicyError, match="--policies: there is no folder 'nowhere'"):
-        _methods("kvp", policies="nowhere")
+    for name, given in (("nowhere", "nowhere"), ("", "best=")):
+        with pytest.raises(PolicyError, match=f"--policies: there is no folder '{name}'"):
+            _methods("kvp", policies=given)
+        with pytest.raises(PolicyError, match=f"^--policies: there is no folder '{name}'"):
+            EvalConfig(out="unused", policies=given).check_names()
 
 
 def test_policies_are_labelled_by_folder_or_by_hand(tmp_path):

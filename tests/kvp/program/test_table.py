@@ -91,6 +91,7 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported(print_without_torch
         "collect --model ./nano --out o": "--model ./nano: no such folder (did you mean nano?)",
         "tune --model org/x --methods kvp --out o": "tune: error: --methods kvp needs --policies",
         "train --traces here --out o": "error: no trace store at here: no such folder; kvp collect",
+        "train --traces= --out o": "error: no trace store at '': no such folder; kvp collect",
         "compress a s3://a/b --out o": "--documents cannot lie in an object store (s3://a/b): name",
         "compress a --out o --policy nano+global --gguf g": "llama.cpp holds equal counts in every",
         "eval --model a`b --out o": "cannot be recorded (ValueError: the name 'a`b' has the chara",
