@@ -261,5 +261,10 @@ def name_error(
 
 def split_list(text: str) -> tuple[str, ...]:
     """Parts between commas outside of parentheses, stripped, without empties and repeats."""
+    return tuple(dict.fromkeys(split_commas(text)))
+
+
+def split_commas(text: str) -> tuple[str, ...]:
+    """The same with repeats."""
     parts = (part.strip() for part in re.findall(r"(?:\([^()]*\)|[^,])+", text))
-    return tuple(dict.fromkeys(part for part in parts if part))
+    return tuple(filter(None, parts))

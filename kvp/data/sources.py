@@ -19,7 +19,7 @@ from kvp.data.task import INPUT_FLAGS, NoPromptError, Sample, Source, TaskSettin
 from kvp.data.tasks import GROUPS, ROWS_ONLY, RULER, build_samples, expand_tasks, find_task
 from kvp.data.tasks.rows import CHAT, DialogueTask
 from kvp.errors import UsageError
-from kvp.names import split_list
+from kvp.names import split_commas
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,7 +31,7 @@ def parts_of(data: str) -> dict[str, float]:
     Data without a comma, or that exist under their name, are one part. Raises UsageError where a
     part of several has no weight above 0, or is named twice.
     """
-    names = split_list(data)
+    names = split_commas(data)
     if "," not in data or not names or Path(data).exists():
         return {data: 1.0}
     parts: dict[str, float] = {}
