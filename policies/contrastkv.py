@@ -49,6 +49,7 @@ class ContrastKV(BaseScorer):
         "beta": (0, 0.5),
         "chunk": 1,
         "noise": 1,
+        "seed": (-(2**63), 2**63 - 1),
         "denominator": ("chunk", "full"),
         "scope": ("layer", "head"),
         "contrast": ("random", "context"),
