@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -122,8 +121,8 @@ class View:
     positions: Tensor
     """[B, N] int64 true positions, ascending; [B, H, N] in a cache that has been shrunk before,
     whose heads hold different tokens."""
-    budget: int
-    """Tokens per KV head to be kept, protected ones included; not there without `Needs.budget`."""
+    budget: int | None = None
+    """Tokens per KV head to be kept, protected ones included; None without `Needs.budget`."""
     fed_again: int = 0
     """Last tokens that are fed once more after the eviction; their scores are dropped."""
     queries: Tensor | None = None
@@ -237,7 +236,7 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
         if index % size:
             scores.append(scores[-1])
             continue
-        view = view if needs.budget else _without_budget(view)
+        view = view if needs.budget else replace(view, budget=None)
         before, shape = _versions(view), view.keys.shape[:3]
         with user_errors(scorer, name, ": its view has only the inputs that `needs` asks for"):
             scored = scorer.score(view)
@@ -261,13 +260,6 @@ def _versions(view: View) -> list[int]:
     holders = filter(None, (view, view.hidden, view.rope))
     parts = [part for holder in holders for part in vars(holder).values()]
     return [one._version for one in parts if isinstance(one, Tensor) and not one.is_inference()]
-
-
-def _without_budget(view: View) -> View:
-    """The same view, whose budget cannot be read."""
-    blind = copy(view)
-    vars(blind).pop("budget", None)
-    return blind
 
 
 def layers_per_group(layers: int, layer_group: int) -> int:

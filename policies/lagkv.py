@@ -45,7 +45,10 @@ class LagKV(BaseScorer):
     def score(self, view: View) -> Tensor:
         """Sinks in (2, 3], tail 1, compared tokens in [0, 1): [B, H, N] float32."""
         batch, heads, tokens, _ = view.keys.shape
-        lag = self.lag if isinstance(self.lag, int) else min(128, max(4, view.budget // 4))
+        lag = self.lag
+        if not isinstance(lag, int):
+            assert view.budget is not None
+            lag = min(128, max(4, view.budget // 4))
         scores = torch.ones(batch, heads, tokens, device=view.keys.device)
         index = torch.arange(tokens, dtype=torch.float32, device=view.keys.device)
         if tokens < self.n_sink + 2 * lag:

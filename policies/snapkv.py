@@ -64,6 +64,7 @@ class SnapKV(BaseScorer):
         scores = torch.full((batch, heads, tokens), FORCED, device=view.keys.device)
         window = self.window
         if not isinstance(window, int):
+            assert view.budget is not None
             window = min(_LARGEST_AUTO_WINDOW, max(1, view.budget // 4))
         window = min(window, max(view.queries.shape[2], 1))
         before = tokens - window

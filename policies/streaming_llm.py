@@ -36,6 +36,7 @@ class StreamingLLM(BaseScorer):
         order = torch.arange(tokens, dtype=torch.float32, device=view.keys.device)
         sinks = min(self.n_sink, tokens)
         if self.keep_recents:
+            assert view.budget is not None
             sinks = min(sinks, view.budget // 2)
         order[:sinks] = 2 * tokens - order[:sinks]
         return order.expand(batch, heads, -1).contiguous()

@@ -46,6 +46,7 @@ class PressScorer:
 
     def score(self, view: View) -> Tensor:
         """Scores of the press: [B, H, N] float32; UsageError where it reads more than it gets."""
+        assert view.budget is not None
         tokens, width = view.keys.shape[2:]
         self.press.compression_ratio = max(0.0, 1 - view.budget / tokens)
         module = _Absent(self.name, "the attention module", layer_idx=view.layer, head_dim=width)

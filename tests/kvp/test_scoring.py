@@ -51,13 +51,14 @@ def test_a_method_that_declares_the_budget_reads_it():
     assert torch.equal(high, 2 * low)
 
 
-def test_a_budget_that_is_not_declared_cannot_be_read():
+def test_a_budget_that_is_not_declared_is_none():
     scorer = _ByNorm(Needs(), reads_budget=True)
-    with pytest.raises(UsageError, match=r"method by_norm failed .*no attribute 'budget'"):
+    with pytest.raises(UsageError, match=r"method by_norm failed .*'NoneType'.* `needs` asks for"):
         score_layers(scorer, _views(2))
-    scorer.reads_budget = False
-    views = list(_views(2))
+    views, seen = list(_views(2)), []
+    scorer.score = lambda view: seen.append(replace(view, layer=9)) or view.keys.norm(dim=-1)
     score_layers(scorer, views)
+    assert [view.budget for view in seen] == [None, None]  # a copy of a view is made as usual
     assert [view.budget for view in views] == [2, 2]  # the caller's own views stay whole
 
 
