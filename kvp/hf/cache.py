@@ -266,6 +266,7 @@ class EvictingCache(Cache):
     def reset(self) -> None:
         """Forget everything: the cache is as empty as a new one."""
         self.prompt_tokens = self.begun_at = self.ids = self.recorder = None
+        self.shrunk_at = 0
         if not self.untouched:
             self.layers.clear()
         for index in self.stored:

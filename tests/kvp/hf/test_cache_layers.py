@@ -141,8 +141,10 @@ def test_positions_of_what_is_stored(qwen, prompt):
     cache.recorder = QueryRecorder(4)
     qwen(prompt(2).expand(2, -1), past_key_values=cache)
     assert layer.positions.tolist() == [[[*head, 20, 21] for head in entry] for entry in expected]
+    cache.end_prompt()
     cache.reset()
     assert (cache.get_seq_length(), cache.nbytes, cache.evicted) == (0, 0, False)
+    assert (cache.shrunk_at, cache.prompt_tokens) == (0, None)
     qwen(prompt(2), past_key_values=cache)  # of another batch size
 
 
