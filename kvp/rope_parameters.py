@@ -14,7 +14,7 @@ from kvp.rope import Rope
 def rope_of_parameters(parameters: Mapping[str, Any], head_dim: int) -> Rope:
     """What transformers makes of `rope_parameters` for keys of `head_dim` channels.
 
-    Their kind does not depend on the length of the input (`kvp.model_fingerprint.TURNED`).
+    Their kind is one of `kvp.model_fingerprint.FIXED_FREQUENCIES`: no length of the input matters.
     """
     kind = "linear" if parameters["rope_type"] == "default" else parameters["rope_type"]
     config: Any = SimpleNamespace(

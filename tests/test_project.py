@@ -15,6 +15,7 @@ from kvp.program.table import PROGRAMS, SCRIPTS, load
 CONFIGS = [load(program.config) for program in PROGRAMS.values() if program.config is not None]
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"kvp", "trace_collect", "train", "policies", "eval"}
+DOTTED = re.compile(rf"({'|'.join(PACKAGES)})(\.\w+)+")
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 TOP_LEVEL = PACKAGES | {
     "pyproject.toml", "configs", "tests", "README.md", "docs", "recipes", "Makefile",
@@ -123,8 +124,13 @@ def test_a_page_names_files_and_modules_that_exist(page):
     named = {match.split("(")[0] for match in re.findall(r"`([^`\n ]+)`", text)}
     files = {name for name in named if re.fullmatch(r"[\w.*-]+(/[\w.*<>-]*)+", name)}
     files -= {"kvp/LABEL", "kvp/seed0"}  # methods in results
-    dotted = {name for name in named if re.fullmatch(rf"({'|'.join(PACKAGES)})(\.\w+)+", name)}
-    assert not sorted(filter(_missing, files | dotted))
+    assert not sorted(filter(_missing, files | set(filter(DOTTED.fullmatch, named))))
+
+
+def test_the_product_names_modules_that_exist():
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    named = {name for path in paths for name in re.findall(r"`([\w.]+)", path.read_text("utf-8"))}
+    assert not sorted(filter(_missing, filter(DOTTED.fullmatch, named)))
 
 
 def test_nobody_is_told_to_install_kvp_from_an_index():
