@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from eval.config import check_flag
 from kvp import names
 from kvp.budgets import parse_budget
-from kvp.engines import EQUAL_COUNTS
 from kvp.errors import UsageError
+from kvp.gguf_architectures import EQUAL_COUNTS
 from kvp.program.settings import DeviceConfig, ModelConfig
 
 

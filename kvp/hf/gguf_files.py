@@ -15,8 +15,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
 from kvp.artifacts.files import raising_as
-from kvp.engines import LOADED
 from kvp.errors import KvpError, ModelError
+from kvp.gguf_architectures import LOADED
 from kvp.rope_parameters import rope_of_parameters
 
 READ = {

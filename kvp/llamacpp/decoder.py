@@ -29,9 +29,9 @@ from llama_cpp._ggml import libggml
 from llama_cpp._internals import LlamaBatch, LlamaContext
 from torch import Tensor
 
-from kvp.engines import ARCHITECTURES
 from kvp.errors import ContextError, ModelError, UsageError
 from kvp.geometry import Geometry
+from kvp.gguf_architectures import ARCHITECTURES
 from kvp.llamacpp.state import Rows, SequenceState
 from kvp.rope import Rope
 from kvp.scoring import ALL_QUERIES, Needs, View

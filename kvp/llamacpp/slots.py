@@ -24,9 +24,9 @@ from torch import Tensor
 
 from kvp.artifacts.files import atomic_write_bytes, raising_as
 from kvp.contexts import Context
-from kvp.engines import ARCHITECTURES, EQUAL_COUNTS, WITH_SLOTS
 from kvp.errors import ContextError
 from kvp.geometry import Geometry
+from kvp.gguf_architectures import ARCHITECTURES, EQUAL_COUNTS, WITH_SLOTS
 from kvp.hf.gguf_files import Metadata, read_metadata
 from kvp.llamacpp.state import Rows, SequenceState
 from kvp.model_fingerprint import norms_digest, same_numbers
