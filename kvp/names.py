@@ -42,11 +42,19 @@ ALLOCATOR_NAMES = (
 """Built-in allocators, the names of `policies.registry.ALLOCATORS`."""
 UNIFORM = "uniform"
 """The allocator that keeps equally many tokens in every head."""
-(KVZAP,) = EXTERNAL_NAMES = ("kvzap",)
+KVZAP = "kvzap"
+EXTERNAL_NAMES = (KVZAP,)
 """Methods whose weights do not come with kvp, the names of `policies.registry.FROM_OUTSIDE`."""
-LEARNED, FULL, ALL_NULLS, TUNED = OTHER_METHODS = ("kvp", "full", "nulls", "tuned")
-"""Names before a colon or alone that mean no single scorer: the policies of `--policies`, no
-eviction, all scorers that score nothing, and a file of kvp tune."""
+LEARNED = "kvp"
+"""The policies of `--policies`."""
+FULL = "full"
+"""No eviction."""
+ALL_NULLS = "nulls"
+"""All scorers that score nothing."""
+TUNED = "tuned"
+"""Before a colon: a file of kvp tune."""
+OTHER_METHODS = (LEARNED, FULL, ALL_NULLS, TUNED)
+"""Names that mean no single scorer."""
 
 PAPER_INPUTS = ("key", "value", "position")
 """Inputs of the paper's ranker: its position table knows nothing of the end of the cache."""
@@ -57,15 +65,20 @@ INPUTS = (*TOKEN_INPUTS, "recent")
 
 STORED_LABELS = ("kvzip", "kvzip_plus")
 """Labels a trace store may hold: importance of every prompt token by another method."""
-NANO, SMOLLM2, SMOLLM2_KV, QWEN, QWEN_1_5B = POLICIES = (
-    "nano", "smollm2-135m-instruct", "smollm2-135m-instruct-kv", "qwen2.5-coder-0.5b-instruct",
-    "qwen2.5-coder-1.5b-instruct",
-)  # fmt: skip
+NANO = "nano"
+"""The bundled model, and a policy of it."""
+SMOLLM2 = "smollm2-135m-instruct"
+SMOLLM2_KV = "smollm2-135m-instruct-kv"
+QWEN = "qwen2.5-coder-0.5b-instruct"
+QWEN_1_5B = "qwen2.5-coder-1.5b-instruct"
+POLICIES = (NANO, SMOLLM2, SMOLLM2_KV, QWEN, QWEN_1_5B)
 """Bundled policies; the last three read keys and values, and no queries."""
 DtypeName = Literal["float32", "bfloat16", "float16"]
 """Values of --dtype: what a model computes in."""
-MODEL_FILE, POLICY_FILE = "config.json", "policy.json"
-"""What a folder of either holds."""
+MODEL_FILE = "config.json"
+"""What a folder with a model holds."""
+POLICY_FILE = "policy.json"
+"""What a folder with a policy holds."""
 NO_TRACES = "no trace store at {}: no such folder; kvp collect makes one"
 """The message for a missing folder; {} stands for its name."""
 _LONGEST_NAME = 1000
