@@ -53,11 +53,11 @@ class Prompt:
     """Whether its records hold its question (`eval.results.record_names.READABLE_PROMPTS`)."""
 
     @property
-    def forced(self) -> bool:
+    def teacher_forced(self) -> bool:
         """Whether the reply is given (perplexity) rather than generated."""
         return self.sample.metric == "none"
 
-    def boundary(self, protocol: str) -> int:
+    def cached_tokens(self, protocol: str) -> int:
         """N, the tokens in the cache when it is compressed.
 
         query_aware: all but the last prompt token; query_agnostic: the context, not the question.
@@ -67,16 +67,16 @@ class Prompt:
         return self.encoded.context_length
 
     def fed_again(self, protocol: str) -> int:
-        """Tokens after the boundary that scorers see: 1 where it is all that is left, else 0.
+        """Tokens after the cached ones that scorers see: 1 where it is all that is left, else 0.
 
         A method that has read the whole prompt has the query of its last token; so it is prefilled,
         and fed once more after the eviction, as the first token whose attention feels it.
         """
-        return int(self.boundary(protocol) == len(self.encoded.ids) - 1)
+        return int(self.cached_tokens(protocol) == len(self.encoded.ids) - 1)
 
     def question_tokens(self, protocol: str) -> int:
         """Cached tokens after the context when it is compressed: 0 if query_agnostic."""
-        return max(0, self.boundary(protocol) - self.encoded.context_length)
+        return max(0, self.cached_tokens(protocol) - self.encoded.context_length)
 
     @property
     def ids(self) -> Tensor:
@@ -113,7 +113,7 @@ def rows_of_logits(model: PreTrainedModel, tokens: int, most: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class Runner:
     """A model, and how it answers prompts from compressed caches: what all prompts share."""
 
     model: PreTrainedModel
@@ -128,14 +128,14 @@ class Bench:
     def prefill(
         self, prompt: Prompt, protocol: str, needs: Needs | Iterable[Needs] = ()
     ) -> Prefill:
-        """Run a prompt up to the boundary of a protocol, with the token that is fed again."""
+        """Run a prompt as far as a protocol caches it, with the token that is fed again."""
         again = prompt.fed_again(protocol)
-        ids = prompt.ids[None, : prompt.boundary(protocol) + again].to(self.model.device)
+        ids = prompt.ids[None, : prompt.cached_tokens(protocol) + again].to(self.model.device)
         seen = prefill(self.model, ids, needs, tokenizer=self.tokenizer, fed_again=again)
         return replace(seen, question_tokens=prompt.question_tokens(protocol))
 
     @torch.inference_mode()
-    def answers(
+    def generate_answers(
         self, prompt: Prompt, start: Prefill, compressed: Sequence[Tensor]
     ) -> list[Outcome[list[int]]]:
         """Greedy answer from every cache, as token ids, the ending token included."""
@@ -152,7 +152,7 @@ class Bench:
         return _in_batches(start, compressed, run, self.config.decode_batch)
 
     @torch.inference_mode()
-    def losses(
+    def measure_losses(
         self, prompt: Prompt, start: Prefill, compressed: Sequence[Tensor]
     ) -> list[Outcome[float]]:
         """Negative log-likelihood of the prompt's reply from every cache, summed, in nats."""
@@ -170,7 +170,7 @@ class Bench:
         limit = rows_of_logits(self.model, len(target), self.config.decode_batch)
         return _in_batches(start, compressed, run, limit)
 
-    def text(self, ids: list[int]) -> str:
+    def decode(self, ids: list[int]) -> str:
         """The text of an answer."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
@@ -200,50 +200,50 @@ def tokens_per_head(kept: Tensor) -> float:
 
 
 def measure_outcomes(
-    bench: Bench, prompt: Prompt, start: Prefill, compressed: Sequence[Tensor]
+    runner: Runner, prompt: Prompt, start: Prefill, compressed: Sequence[Tensor]
 ) -> list[Outcome[Record]]:
     """Outcome of every cache: the `score` of its answer or, for a given reply, `nll`."""
-    if prompt.forced:
+    if prompt.teacher_forced:
         return [
             ({"nll": loss, "reply_tokens": len(prompt.reply)}, nbytes)
-            for loss, nbytes in bench.losses(prompt, start, compressed)
+            for loss, nbytes in runner.measure_losses(prompt, start, compressed)
         ]
     return [
         ({"prediction": text, "score": prompt.score(text)}, nbytes)
-        for answer, nbytes in bench.answers(prompt, start, compressed)
-        for text in (bench.text(answer),)
+        for answer, nbytes in runner.generate_answers(prompt, start, compressed)
+        for text in (runner.decode(answer),)
     ]
 
 
 def run_prefix(
-    bench: Bench, prompt: Prompt, protocol: str, methods: Iterable[Method] = ()
+    runner: Runner, prompt: Prompt, protocol: str, methods: Iterable[Method] = ()
 ) -> Prefill:
-    """Prefill a prompt up to the boundary; record all queries and what the methods need."""
+    """Prefill the cached tokens of a prompt; record all queries and what the methods need."""
     needs = [method.scorer.needs for method in methods if method.scorer]
-    return bench.prefill(prompt, protocol, [Needs(queries=ALL_QUERIES), *needs])
+    return runner.prefill(prompt, protocol, [Needs(queries=ALL_QUERIES), *needs])
 
 
 def evaluate_together(
-    bench: Bench, prompts: Sequence[Prompt], protocol: str, methods: Sequence[Method]
+    runner: Runner, prompts: Sequence[Prompt], protocol: str, methods: Sequence[Method]
 ) -> Iterator[list[Record]]:
     """The records of each prompt, one per method, for prompts of one prefill (`eval.work`).
 
     Methods that read the answer to come select tokens for each prompt anew, all others once.
     """
-    start = run_prefix(bench, prompts[0], protocol, methods)
+    start = run_prefix(runner, prompts[0], protocol, methods)
     seeing = [method for method in methods if method.scorer and method.scorer.needs.future]
     blind = [method for method in methods if method not in seeing]
     shared = list(select_for_methods(start, blind, None))
     for prompt in prompts:
-        text = _text_fields(bench, prompt) if prompt.readable else {}
+        text = _text_fields(runner, prompt) if prompt.readable else {}
         compressed = list(shared)
         if seeing:
-            future = measure_future_attention(bench, prompt, start)
+            future = measure_future_attention(runner, prompt, start)
             compressed += select_for_methods(start, seeing, future)
-        results = measure_outcomes(bench, prompt, start, [kept for _, kept in compressed])
+        results = measure_outcomes(runner, prompt, start, [kept for _, kept in compressed])
         yield [
             {
-                **_record(bench, prompt, protocol, method, kept, start.tokens),
+                **_record(runner, prompt, protocol, method, kept, start.tokens),
                 "cache_bytes": nbytes,
                 **result,
                 **text,
@@ -253,20 +253,20 @@ def evaluate_together(
 
 
 @torch.inference_mode()
-def measure_future_attention(bench: Bench, prompt: Prompt, start: Prefill) -> list[Tensor]:
-    """Attention from all tokens after the boundary to the cached ones: per layer [1, H, N] float32.
+def measure_future_attention(runner: Runner, prompt: Prompt, start: Prefill) -> list[Tensor]:
+    """Attention from all later tokens to the cached ones: per layer [1, H, N] float32.
 
     The future is the rest of the prompt and the greedy answer with the full cache (or the reference
     reply, where the task scores one).
     """
-    if prompt.forced:
+    if prompt.teacher_forced:
         reply = prompt.reply
     else:
-        ((answer, _),) = bench.answers(prompt, start, [all_tokens(start)])
+        ((answer, _),) = runner.generate_answers(prompt, start, [all_tokens(start)])
         reply = torch.tensor(answer)
     rest = prompt.ids[start.cache.get_seq_length() :]
-    fed = torch.cat([rest, reply]).to(bench.model.device)
-    after = observe(bench.model, fed[None], cache=start.cache.fork())
+    fed = torch.cat([rest, reply]).to(runner.model.device)
+    after = observe(runner.model, fed[None], cache=start.cache.fork())
     result = []
     for keys, before, later in zip(after.keys, start.queries, after.queries, strict=True):
         queries = torch.cat([before, later], dim=2)  # [1, Q, T, D], T tokens of prompt and reply
@@ -302,12 +302,12 @@ def identify(config: EvalConfig, prompt: Prompt, protocol: str, method: Method) 
 
 
 def _record(
-    bench: Bench, prompt: Prompt, protocol: str, method: Method, kept: Tensor, tokens: int
+    runner: Runner, prompt: Prompt, protocol: str, method: Method, kept: Tensor, tokens: int
 ) -> Record:
     """A record without its outcome; the budget may be more than the cached tokens."""
     budget, size = method.budget, tokens_per_head(kept)
     return {
-        **identify(bench.config, prompt, protocol, method),
+        **identify(runner.config, prompt, protocol, method),
         "budget": budget and max(budget.tokens(tokens), method.tokens(tokens)),
         "prompt_digest": prompt.sample.digest, "prompt_tokens": len(prompt.encoded.ids),
         "cached_tokens": tokens, "kept_tokens": int(size) if size.is_integer() else size,
@@ -332,8 +332,9 @@ def _evidence_fields(evidence: Sequence[int], kept: Tensor, cached: int) -> Reco
     }
 
 
-def _text_fields(bench: Bench, prompt: Prompt) -> Record:
+def _text_fields(runner: Runner, prompt: Prompt) -> Record:
     sample, turns = prompt.sample, prompt.sample.messages
     question = turns[-2]["content"] if turns else sample.question + sample.answer_prefix
-    reply = bench.text(list(prompt.encoded.reply_ids))[:LONGEST_TEXT] if prompt.forced else None
-    return {"question": question[-LONGEST_TEXT:], "reply": reply}
+    reply = prompt.encoded.reply_ids if prompt.teacher_forced else None
+    text = None if reply is None else runner.decode(list(reply))[:LONGEST_TEXT]
+    return {"question": question[-LONGEST_TEXT:], "reply": text}

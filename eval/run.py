@@ -1,7 +1,7 @@
 """The program, from its command line and from Python: settings in, results folder out.
 
-Everything that can be refused is refused first (`eval.prepare`). Then come the manifest, the rows,
-prompt by prompt (`eval.work`), the timing pass (`eval.timing`) and the closing table.
+Everything that can be refused is refused first (`eval.prepared_run`). Then come the manifest, the
+rows, prompt by prompt (`eval.work`), the timing pass (`eval.timing`) and the closing table.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.evaluate import Bench, evaluate_together
+from eval.evaluate import Runner, evaluate_together
 from eval.methods import Method, file_digests, find_trained_tasks, policies_of, recorded_spec
-from eval.prepare import LoadedModel, PreparedRun, build_run_methods, prepare
+from eval.output_folder import input_digests, open_folder, write_manifest
+from eval.prepared_run import LoadedModel, PreparedRun, build_run_methods, prepare
 from eval.results.comparison import compare_all
 from eval.results.folder import Results, load_results
 from eval.results.frame import ResultsFrame, closing_text
@@ -31,9 +32,8 @@ from eval.results.parts import PARTS, RecordParts, results_folder
 from eval.results.record_names import MANIFEST, ROWS, TIMING
 from eval.results.records import RECORDS, TIMING_KEY, Record, RecordFile, group_by, merge_records
 from eval.results.sealing import seal
-from eval.run_folder import input_digests, open_folder, write_manifest
 from eval.timing import timing_records
-from eval.work import WorkPieces, evaluate_all, evaluation_progress, load_bench
+from eval.work import WorkPieces, evaluate_all, evaluation_progress, load_runner
 from kvp.artifacts.addresses import ObjectPath, files_below, place
 from kvp.artifacts.claim import OutputFolder
 from kvp.data.splits import ALL
@@ -71,7 +71,7 @@ def run(
     config = replace(config, methods=",".join(map(recorded_spec, config.method_list)))
     if config.dry_run:
         prepared = _prepare(config, methods, loaded)
-        return measure_dry_run(load_bench(config, prepared.methods, loaded), prepared)
+        return measure_dry_run(load_runner(config, prepared.methods, loaded), prepared)
     if config.engine == "ray":
         results = _run_with_ray(config, methods)
     else:
@@ -92,13 +92,13 @@ def _run_here(
     digests = file_digests(split_list(config.policies), methods, config.task_list)
     with open_folder(config, digests, shared=config.worker.shared) as output:
         prepared = _prepare(config, methods, loaded)
-        bench = load_bench(config, prepared.methods, loaded)
-        _write_plan(output, prepared, bench, digests)
-        rows = _evaluate_rows(output, prepared, bench)
+        runner = load_runner(config, prepared.methods, loaded)
+        _write_plan(output, prepared, runner, digests)
+        rows = _evaluate_rows(output, prepared, runner)
         if rows is None:
             return None
         if config.timing_prompts:
-            measure_times(bench, prepared, config.timing_prompts, output.local / TIMING)
+            measure_times(runner, prepared, config.timing_prompts, output.local / TIMING)
         return _close(output, rows)
 
 
@@ -144,10 +144,10 @@ def _prepare(
 
 
 def _write_plan(
-    output: OutputFolder, prepared: PreparedRun, bench: Bench, digests: Mapping[str, str]
+    output: OutputFolder, prepared: PreparedRun, runner: Runner, digests: Mapping[str, str]
 ) -> None:
     """Write the manifest: what is planned, and notes on policies, which are printed, too."""
-    config = bench.config
+    config = runner.config
     seen = input_digests(config) if config.split in (ALL, "train") else {}
     trained = find_trained_tasks(prepared.methods, seen)
     notes = [
@@ -155,26 +155,28 @@ def _write_plan(
         for label, tasks in trained.items() for flag in tasks if flag in seen
     ]  # fmt: skip
     for label, scorer in policies_of(prepared.methods).items():
-        if (name := describe_mismatch(bench.model, scorer.metadata.get("model"))) is not None:
+        if (name := describe_mismatch(runner.model, scorer.metadata.get("model"))) is not None:
             notes.append(f"policy {label}: made on {name}")
     for note in notes:
         say(f"note: {note}")
     write_manifest(
-        output, config, digests, [*prepared.notes, *notes], model_digest=bench.identify_model(),
+        output, config, digests, [*prepared.notes, *notes], model_digest=runner.identify_model(),
         layers=prepared.geometry.layer_indices, planned=planned_rows(prepared), trained=trained,
         tuned=prepared.tuned,
     )  # fmt: skip
 
 
-def _evaluate_rows(output: OutputFolder, prepared: PreparedRun, bench: Bench) -> RecordFile | None:
+def _evaluate_rows(
+    output: OutputFolder, prepared: PreparedRun, runner: Runner
+) -> RecordFile | None:
     """Write the rows that the folder lacks; None where some of them are for other ranks."""
     path = output.path  # with parts where workers write them, or have left them
     parts = output.shared or isinstance(path, ObjectPath) or (path / PARTS).is_dir()
     rows = RecordParts(path) if parts else RecordFile(output.local / ROWS)
-    evaluate_all(bench, prepared, rows, bench.config.worker)
+    evaluate_all(runner, prepared, rows, runner.config.worker)
     if isinstance(rows, RecordParts):
         rows.refresh()
-        if undone := WorkPieces(bench.config, prepared, rows).undone():
+        if undone := WorkPieces(runner.config, prepared, rows).undone():
             say(
                 f"{sum(map(len, undone))} of {len(prepared.work)} evaluations are for other ranks; "
                 "the last one that ends closes the run"
@@ -206,13 +208,13 @@ def planned_rows(prepared: PreparedRun) -> list[dict[str, Any]]:
     ]
 
 
-def measure_dry_run(bench: Bench, prepared: PreparedRun) -> list[Record]:
+def measure_dry_run(runner: Runner, prepared: PreparedRun) -> list[Record]:
     """Measure one prompt and estimate the time of the others; returns its records."""
     prompt, protocol, methods = prepared.work[0]
     phase(f"measuring one prompt of {prompt.task}")
-    for _ in range(1 if bench.model.device.type == "cpu" else 2):  # a GPU first loads its kernels
+    for _ in range(1 if runner.model.device.type == "cpu" else 2):  # a GPU first loads its kernels
         started = time.perf_counter()
-        (records,) = evaluate_together(bench, [prompt], protocol, methods)
+        (records,) = evaluate_together(runner, [prompt], protocol, methods)
         seconds = time.perf_counter() - started
     count = len(prepared.work)
     say(
@@ -223,14 +225,14 @@ def measure_dry_run(bench: Bench, prepared: PreparedRun) -> list[Record]:
     return records
 
 
-def measure_times(bench: Bench, prepared: PreparedRun, prompts: int, file: Path) -> None:
+def measure_times(runner: Runner, prepared: PreparedRun, prompts: int, file: Path) -> None:
     """The timing pass, on the first `prompts` prompts of one kind, generated answers preferred."""
-    work = prepared.work
-    prompt, protocol, methods = next((one for one in work if not one.prompt.forced), work[0])
-    timed = [other for other in prepared.prompts if other.forced == prompt.forced][:prompts]
+    generated = [one for one in prepared.work if not one.prompt.teacher_forced]
+    prompt, protocol, methods = (generated or prepared.work)[0]
+    alike = [other for other in prepared.prompts if other.teacher_forced == prompt.teacher_forced]
     protected = {method.at(method.budget, None) for method in methods if method.protected}
     once = [method for method in methods if method not in protected]  # protection costs nothing
-    merge_records(file, timing_records(bench, timed, protocol, once), TIMING_KEY)
+    merge_records(file, timing_records(runner, alike[:prompts], protocol, once), TIMING_KEY)
 
 
 def run_from_python(

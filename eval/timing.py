@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from eval.evaluate import (
-    Bench,
     Prompt,
+    Runner,
     measure_future_attention,
     run_prefix,
     select_for_methods,
@@ -38,12 +38,12 @@ SECONDS, FLOPS = (
     (f"prefill_{of}", f"evict_{of}", f"decode_{of}_per_token") for of in ("seconds", "flops")
 )
 """Fields of a record: what the three stages of a request take."""
-Meter = Callable[[Bench], AbstractContextManager[list[float]]]
+Meter = Callable[[Runner], AbstractContextManager[list[float]]]
 """A context around a piece of work; the list then holds what the work took."""
 
 
 def timing_records(
-    bench: Bench, prompts: Sequence[Prompt], protocol: str, methods: Sequence[Method]
+    runner: Runner, prompts: Sequence[Prompt], protocol: str, methods: Sequence[Method]
 ) -> list[Record]:
     """One record per method: the (lower) median over the prompts of everything measured.
 
@@ -51,16 +51,16 @@ def timing_records(
     the first prompt.
     """
     # Counted first: the first run of anything pays for start-up.
-    counted = _measure_prompt(bench, prompts[0], protocol, methods, _count_flops, FLOPS)
+    counted = _measure_prompt(runner, prompts[0], protocol, methods, _count_flops, FLOPS)
     with Progress("timing", len(prompts)) as progress:
         rounds = [
-            _measure_prompt(bench, prompt, protocol, methods, _timed, SECONDS)
+            _measure_prompt(runner, prompt, protocol, methods, _timed, SECONDS)
             for prompt in progress.over(prompts)
         ]
-    middle = statistics.median_low(prompt.boundary(protocol) for prompt in prompts)
+    middle = statistics.median_low(prompt.cached_tokens(protocol) for prompt in prompts)
     return [
         {
-            "model": bench.config.model_name,
+            "model": runner.config.model_name,
             **method.fields,
             "protocol": protocol,
             "budget_spec": method.budget_spec,
@@ -76,29 +76,29 @@ def timing_records(
 
 @torch.inference_mode()
 def _measure_prompt(
-    bench: Bench, prompt: Prompt, protocol: str, methods: Sequence[Method],
+    runner: Runner, prompt: Prompt, protocol: str, methods: Sequence[Method],
     meter: Meter, fields: Sequence[str],
 ) -> list[dict[str, float]]:  # fmt: skip
     """What every method takes; `fields` name what the meter measures of the stages."""
-    ids = prompt.ids.to(bench.model.device)
-    boundary = prompt.boundary(protocol)
-    before = ids[None, : boundary + prompt.fed_again(protocol)]
+    ids = prompt.ids.to(runner.model.device)
+    cached = prompt.cached_tokens(protocol)
+    before = ids[None, : cached + prompt.fed_again(protocol)]
     prefills: dict[tuple[int, int | None, bool], tuple[Prefill, float]] = {}
     future: list[Tensor] | None = None
     results = []
     for method in methods:
         needs = method.scorer.needs if method.scorer else Needs()
         if needs.future and future is None:
-            future = measure_future_attention(bench, prompt, run_prefix(bench, prompt, protocol))
+            future = measure_future_attention(runner, prompt, run_prefix(runner, prompt, protocol))
         recorded = needs.queries, needs.hidden_after, needs.every_state
         if recorded not in prefills:
-            with meter(bench) as took:
-                seen = bench.prefill(prompt, protocol, needs)
+            with meter(runner) as took:
+                seen = runner.prefill(prompt, protocol, needs)
             prefills[recorded] = seen, took[0]
         seen, prefill = prefills[recorded]
-        with meter(bench) as took:
+        with meter(runner) as took:
             # Anew for every method, so that its time includes the extra passes that it needs.
-            fresh = seen.with_inputs(bench.model, before, bench.tokenizer)
+            fresh = seen.with_inputs(runner.model, before, runner.tokenizer)
             ((_, kept),) = select_for_methods(fresh, [method], future)
             cache = gather(seen, [kept])
         sizes = {
@@ -106,17 +106,19 @@ def _measure_prompt(
             "kept_tokens": tokens_per_head(kept),
             "cache_bytes": cache.nbytes,
         }
-        decode = _decode(bench, cache, ids[boundary:], boundary, meter)
+        decode = _decode(runner, cache, ids[cached:], cached, meter)
         results.append(sizes | dict(zip(fields, (prefill, took[0], decode), strict=True)))
     return results
 
 
-def _decode(bench: Bench, cache: EvictingCache, feed: Tensor, position: int, meter: Meter) -> float:
+def _decode(
+    runner: Runner, cache: EvictingCache, feed: Tensor, position: int, meter: Meter
+) -> float:
     tokens = feed[None]
     steps = []
     for _ in range(DECODED_TOKENS + 1):
-        with meter(bench) as took:
-            logits = next_logits(bench.model, tokens, cache, position, keep=1)
+        with meter(runner) as took:
+            logits = next_logits(runner.model, tokens, cache, position, keep=1)
         steps += took
         position += tokens.shape[1]
         tokens = logits[:, -1:].argmax(-1)
@@ -124,10 +126,10 @@ def _decode(bench: Bench, cache: EvictingCache, feed: Tensor, position: int, met
 
 
 @contextmanager
-def _timed(bench: Bench) -> Iterator[list[float]]:
+def _timed(runner: Runner) -> Iterator[list[float]]:
     def now() -> float:
-        if bench.model.device.type == "cuda":
-            torch.cuda.synchronize(bench.model.device)
+        if runner.model.device.type == "cuda":
+            torch.cuda.synchronize(runner.model.device)
         return time.perf_counter()
 
     took: list[float] = []
@@ -137,7 +139,7 @@ def _timed(bench: Bench) -> Iterator[list[float]]:
 
 
 @contextmanager
-def _count_flops(_: Bench) -> Iterator[list[float]]:
+def _count_flops(_: Runner) -> Iterator[list[float]]:
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     took: list[float] = []
     with FlopCounterMode(display=False, custom_mapping={attention: _attention_flops}) as counter:

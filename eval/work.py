@@ -14,9 +14,9 @@ from contextlib import contextmanager
 import torch
 
 from eval.config import EvalConfig
-from eval.evaluate import Bench, evaluate_together, identify
+from eval.evaluate import Runner, evaluate_together, identify
 from eval.methods import Method
-from eval.prepare import Evaluation, LoadedModel, PreparedRun
+from eval.prepared_run import Evaluation, LoadedModel, PreparedRun
 from eval.results.records import RecordFile, group_by, key_of
 from kvp.devices import device_of_rank
 from kvp.errors import ResultsError
@@ -28,9 +28,9 @@ from kvp.ranks import Rank
 ALONE = Rank()
 
 
-def load_bench(
+def load_runner(
     config: EvalConfig, methods: Iterable[Method], loaded: LoadedModel | None = None
-) -> Bench:
+) -> Runner:
     """Load the model; ModelError, naming the method, where it lacks what one of them reads."""
     torch.manual_seed(config.seed)
     if loaded is None:
@@ -40,20 +40,20 @@ def load_bench(
     else:
         model, tokenizer = loaded.model, load_configured_tokenizer(config, loaded.tokenizer)
     check_inputs(model, [method.scorer for method in methods if method.scorer])
-    return Bench(model=model, tokenizer=tokenizer, config=config)
+    return Runner(model=model, tokenizer=tokenizer, config=config)
 
 
 def evaluate_all(
-    bench: Bench, prepared: PreparedRun, file: RecordFile, rank: Rank = ALONE,
+    runner: Runner, prepared: PreparedRun, file: RecordFile, rank: Rank = ALONE,
     text: str = "evaluating",
 ) -> None:  # fmt: skip
     """Append the records that the share of one process lacks; ResultsError as `WorkPieces`."""
-    work = WorkPieces(bench.config, prepared, file, rank)
+    work = WorkPieces(runner.config, prepared, file, rank)
     left, total = work.undone(), sum(map(len, work.pieces))
     there = total - sum(len(work.missing(piece)) for piece in left)
     with evaluation_progress(total, there, text) as progress:
         for piece in left:
-            for prompt in work.do(bench, piece):
+            for prompt in work.do(runner, piece):
                 progress.advance(note=prompt)
 
 
@@ -75,7 +75,7 @@ def by_prefill(work: Iterable[Evaluation]) -> list[list[Evaluation]]:
     def key(evaluation: Evaluation) -> tuple[object, ...]:
         prompt, protocol, methods = evaluation
         again, question = prompt.fed_again(protocol), prompt.question_tokens(protocol)
-        read = prompt.encoded.ids[: prompt.boundary(protocol) + again]
+        read = prompt.encoded.ids[: prompt.cached_tokens(protocol) + again]
         return prompt.task, protocol, read, again, question, tuple(map(id, methods))
 
     return list(group_by(work, key).values())
@@ -117,11 +117,11 @@ class WorkPieces:
         """The pieces that lack records."""
         return [piece for piece in self.pieces if self.missing(piece)]
 
-    def do(self, bench: Bench, piece: Iterable[Evaluation]) -> Iterator[str]:
+    def do(self, runner: Runner, piece: Iterable[Evaluation]) -> Iterator[str]:
         """Evaluate what a piece lacks; yields each prompt's task and protocol as it is written."""
         for group in by_prefill(self.missing(piece)):
             prompts, protocol = [one.prompt for one in group], group[0].protocol
-            together = evaluate_together(bench, prompts, protocol, group[0].methods)
+            together = evaluate_together(runner, prompts, protocol, group[0].methods)
             for prompt, records in zip(prompts, together, strict=True):
                 self._file.append(records)
                 yield f"{prompt.task} {protocol}"

@@ -21,7 +21,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.evaluate import Bench, Prompt, measure_outcomes
+from eval.evaluate import Prompt, Runner, measure_outcomes
 from eval.evolve.config import EvolveConfig
 from eval.evolve.search import (
     FORMAT,
@@ -37,11 +37,11 @@ from eval.evolve.search import (
     search,
 )
 from eval.methods import Method, file_digests, protected_tokens
-from eval.prepare import build_run_methods, load_prompts, read_model
+from eval.output_folder import input_digests
+from eval.prepared_run import build_run_methods, load_prompts, read_model
 from eval.results.sealing import describe_changes, seal
 from eval.results.stats import Floats, paired_difference
-from eval.run_folder import input_digests
-from eval.work import load_bench
+from eval.work import load_runner
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import digest_json, raising_as
 from kvp.artifacts.manifest import run_manifest
@@ -59,7 +59,7 @@ from policies.budget_files import BUDGET_FILE, BudgetFile, load_budgets, save_bu
 class PromptSet:
     """Prompts of one comparison, prefilled and scored when they are first needed."""
 
-    bench: Bench
+    runner: Runner
     scorer: Scorer
     plan: SearchPlan
     prompts: Sequence[Prompt]
@@ -87,25 +87,25 @@ class PromptSet:
 
     @torch.inference_mode()
     def _run(self, index: int, schemes: Sequence[Scheme]) -> list[float]:
-        prompt, bench = self.prompts[index], self.bench
+        prompt, runner = self.prompts[index], self.runner
         if index not in self.selections:
             start = self._score(index)
         else:
-            start = self.prefills.get(index) or bench.prefill(prompt, self.protocol)
+            start = self.prefills.get(index) or runner.prefill(prompt, self.protocol)
         selection, heads = self.selections[index], start.keys[0].shape[1]
         compressed = []
         for scheme in schemes:
             counts = torch.tensor(self.plan.counts(scheme, start.tokens))  # [L]
             compressed.append(selection.tokens_of(counts[:, None].expand(-1, heads)))
-        results = [fields for fields, _ in measure_outcomes(bench, prompt, start, compressed)]
-        if prompt.forced:
+        results = [fields for fields, _ in measure_outcomes(runner, prompt, start, compressed)]
+        if prompt.teacher_forced:
             return [reply_score(fields["nll"], fields["reply_tokens"]) for fields in results]
         return [float(fields["score"]) for fields in results]
 
     def _score(self, index: int) -> Prefill:
         """Prefill with what the scorer reads, score every layer, keep what fits."""
         needs = self.scorer.needs
-        seen = self.bench.prefill(self.prompts[index], self.protocol, needs)
+        seen = self.runner.prefill(self.prompts[index], self.protocol, needs)
         budget = min(self.plan.target.tokens(seen.tokens), seen.tokens)
         scores = score_prompt(self.scorer, seen.views(needs, budget))
         self.selections[index] = Selection(scores, self.protection)
@@ -147,17 +147,17 @@ def _search(
         searched=config.search_prompts, compared=config.holdout,
     )  # fmt: skip
     protection = protected_tokens(config) if config.protection == "on" else UNPROTECTED
-    cached = [prompt.boundary(config.protocol) for prompt in search_prompts]
+    cached = [prompt.cached_tokens(config.protocol) for prompt in search_prompts]
     plan = plan_search(config, geometry.layers, protection, cached)
-    bench = load_bench(config.evaluation, [method])
+    runner = load_runner(config.evaluation, [method])
     phase(f"searching on {len(search_prompts)} prompts, {len(held_out)} held out")
-    identity = {**identity, "model_digest": bench.identify_model()}
+    identity = {**identity, "model_digest": runner.identify_model()}
     manifest = run_manifest(identity, seed=config.seed)
     output.begin({**FORMAT.head, "identity": identity, "run": manifest, "files": {}})
 
     journal = Journal(folder / JOURNAL)
     searched = PromptSet(
-        bench=bench, scorer=scorer, plan=plan, prompts=search_prompts, protection=protection,
+        runner=runner, scorer=scorer, plan=plan, prompts=search_prompts, protection=protection,
         protocol=config.protocol, free_bytes=int(config.memory_gb * 1e9),
     )  # fmt: skip
     generations = 1 + plan.generations * len(layer_groups(plan.layers, plan.group))

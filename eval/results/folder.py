@@ -1,8 +1,8 @@
 """A results folder as readers see it: its parts, what of the plan is done, what is damaged.
 
-`eval.run_folder` writes it, `docs/formats.md` describes the files. Missing optional parts are None
-or empty, and the report says so; damaged parts are errors. A torn last line, which an interrupted
-run can leave, is left out with a note.
+`eval.output_folder` writes it, `docs/formats.md` describes the files. Missing optional parts are
+None or empty, and the report says so; damaged parts are errors. A torn last line, which an
+interrupted run can leave, is left out with a note.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from shlex import quote
 import pandas
 
 from eval.config import EvalConfig
-from eval.evaluate import Bench, identify
+from eval.evaluate import Runner, identify
 from eval.methods import (
     Method,
     file_digests,
@@ -26,16 +26,16 @@ from eval.methods import (
     refuse_namesakes,
     with_allocator,
 )
-from eval.prepare import Evaluation, PreparedRun, prepare, too_small
+from eval.output_folder import open_folder, write_manifest
+from eval.prepared_run import Evaluation, PreparedRun, prepare, too_small
 from eval.results.record_names import ROWS, SETTINGS, TABLE
 from eval.results.records import RecordFile, group_by, key_of
 from eval.results.sealing import seal
 from eval.results.stats import Unit, bootstrap_mean
 from eval.results.tuned_settings import FORMAT, SHARED, ScoredSetting, TunedSettings
-from eval.run_folder import open_folder, write_manifest
 from eval.tune.config import TuneConfig
 from eval.tune.search import Search, SearchSpace, make_spaces, next_candidates
-from eval.work import evaluate_all, load_bench
+from eval.work import evaluate_all, load_runner
 from kvp.artifacts.files import atomic_write_bytes, digest_json
 from kvp.artifacts.manifest import run_manifest, write_sealed_json
 from kvp.errors import UsageError
@@ -59,11 +59,11 @@ class Tuning:
     def check(self) -> None:
         """Say how much work it is; UsageError where scores would not be comparable."""
         prepared = self.prepared
-        if len({prompt.forced for prompt in prepared.prompts}) > 1:
+        if len({prompt.teacher_forced for prompt in prepared.prompts}) > 1:
             raise UsageError(
                 "--tasks: some have answers, others given replies (chat, text); tune on one kind"
             )
-        lengths = [prompt.boundary(protocol) for prompt, protocol, _ in prepared.work]
+        lengths = [prompt.cached_tokens(protocol) for prompt, protocol, _ in prepared.work]
         small = [budget for budget in self.budgets if too_small(lengths, budget, self.protected)]
         if self.config.protection != "off" and small:
             raise UsageError(
@@ -79,7 +79,7 @@ class Tuning:
             "many where best numbers are at the ends of their grids"
         )
 
-    def search(self, bench: Bench, file: RecordFile) -> None:
+    def search(self, runner: Runner, file: RecordFile) -> None:
         """Run all searches, round by round; all candidates of a round share a prompt's prefill."""
         count = self.config.settings_per_method
         while wanted := [
@@ -97,7 +97,7 @@ class Tuning:
                 for prompt, protocol, _ in self.prepared.work if protocol in planned
             ]  # fmt: skip
             text = f"{least} of {most} settings of each method done"
-            evaluate_all(bench, replace(self.prepared, work=tuple(work)), file, text=text)
+            evaluate_all(runner, replace(self.prepared, work=tuple(work)), file, text=text)
             for search, candidates in wanted:
                 search.trials.update({one: self.score(file, search, one) for one in candidates})
 
@@ -123,7 +123,7 @@ class Tuning:
             }
             for policy, runs in of_policy.items()
         }  # fmt: skip
-        bounds = None if self.prepared.prompts[0].forced else (0, 1)
+        bounds = None if self.prepared.prompts[0].teacher_forced else (0, 1)
         interval = bootstrap_mean(scores, bounds=bounds)
         return ScoredSetting(
             scorer=space.scorer_spec(setting), variant=setting.variant,
@@ -143,7 +143,7 @@ class Tuning:
             "prompts": len(prompts),
             "sha256": digest_json([prompt.ids.tolist() for prompt in prompts]),
             "budgets": [str(budget) for budget in self.budgets],
-            "metric": "nats per token" if prompts[0].forced else "score",
+            "metric": "nats per token" if prompts[0].teacher_forced else "score",
         }
         methods = tuple(search.result for search in self.searches)
         return TunedSettings(split=config.split, data=data, methods=methods)
@@ -166,10 +166,10 @@ def run(config: TuneConfig) -> TunedSettings:
             say(f"note: {note}")
         tuning = Tuning(config, prepared, spaces)
         tuning.check()
-        bench = load_bench(evaluation, methods)
-        model = bench.identify_model()
+        runner = load_runner(evaluation, methods)
+        model = runner.identify_model()
         write_manifest(output, evaluation, digests, prepared.notes, model_digest=model)
-        tuning.search(bench, RecordFile(output.local / ROWS))
+        tuning.search(runner, RecordFile(output.local / ROWS))
         settings = tuning.outcome()
         atomic_write_bytes(output.local / TABLE, csv_text(tuning.searches).encode())
         manifest = run_manifest(dict(vars(config)), seed=config.seed)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from eval.config import EvalConfig
-from eval.evaluate import Bench
+from eval.evaluate import Runner
 from kvp.geometry import Geometry
 from kvp.hf import load_model
 from kvp.program.table import evaluate
@@ -55,10 +55,10 @@ def refusal(capsys):
 
 
 @pytest.fixture(scope="module")
-def bench(model_folder):
+def runner(model_folder):
     """`model_folder`, loaded, with answers of at most 8 tokens."""
     model, tokenizer = load_model(str(model_folder))
-    return Bench(
+    return Runner(
         model=model, tokenizer=tokenizer,
         config=EvalConfig(model=str(model_folder), length=300, max_new_tokens=8, dry_run=True),
     )  # fmt: skip

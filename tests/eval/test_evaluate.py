@@ -19,7 +19,7 @@ from eval.evaluate import (
 from eval.evolve.config import EvolveConfig
 from eval.evolve.run import PromptSet, plan_search
 from eval.methods import build_methods
-from eval.prepare import load_prompts
+from eval.prepared_run import load_prompts
 from eval.timing import timing_records
 from kvp.budgets import parse_budget
 from kvp.data.task import TaskSettings
@@ -37,9 +37,9 @@ HEURISTICS = "random,streaming_llm,knorm,keydiff,lagkv,snapkv,tova,h2o,expected_
 
 
 @pytest.fixture(scope="module")
-def prompts(bench):
-    config = replace(bench.config, tasks="niah_single_1,chat")
-    made, _ = load_prompts(TaskSettings.of(config, count=1, seed=0), bench.tokenizer)
+def prompts(runner):
+    config = replace(runner.config, tasks="niah_single_1,chat")
+    made, _ = load_prompts(TaskSettings.of(config, count=1, seed=0), runner.tokenizer)
     return {prompt.task: prompt for prompt in made}
 
 
@@ -51,49 +51,49 @@ def _settings(methods, budget):
     ]
 
 
-def _generate(bench, ids, **options):
+def _generate(runner, ids, **options):
     mask = torch.ones_like(ids)
     settings = {"max_new_tokens": 8, "do_sample": False, **options}
-    return bench.model.generate(ids, attention_mask=mask, **settings)
+    return runner.model.generate(ids, attention_mask=mask, **settings)
 
 
-def _attentions(bench, ids):
+def _attentions(runner, ids):
     """Attention weights of a whole text by transformers' eager attention: [Q, T, T] per layer."""
-    bench.model.set_attn_implementation("eager")
+    runner.model.set_attn_implementation("eager")
     try:
-        output = bench.model(input_ids=ids, output_attentions=True)
+        output = runner.model(input_ids=ids, output_attentions=True)
     finally:
-        bench.model.set_attn_implementation("kvp")
+        runner.model.set_attn_implementation("kvp")
     return [weights[0] for weights in output.attentions]
 
 
 @pytest.mark.parametrize("protocol", BOTH)
-def test_answers_are_those_of_each_method_alone(bench, prompts, protocol):
+def test_answers_are_those_of_each_method_alone(runner, prompts, protocol):
     prompt = prompts["niah_single_1"]
     settings = [
         *_settings("random,streaming_llm,knorm,keydiff,lagkv,tova,h2o", "25%"),
         *_settings("snapkv,kvzip,expected_attention,snapkv+ada,kvzip+global,tova+pyramid", "25%"),
         *_settings("gvote+self_sized", None),
     ]
-    (records,) = evaluate_together(bench, [prompt], protocol, settings)
+    (records,) = evaluate_together(runner, [prompt], protocol, settings)
     assert len(records) == len(settings)
     ids = prompt.ids[None]
-    boundary, fed_again = prompt.boundary(protocol), prompt.fed_again(protocol)
+    boundary, fed_again = prompt.cached_tokens(protocol), prompt.fed_again(protocol)
     predictions = set()
     uneven = 0
     for record in records:
         rule = None if record["allocator"] == "uniform" else make_allocator(record["allocator"])
         cache = prefill_and_evict(
-            bench.model, ids[:, : boundary + fed_again], make_scorer(record["method"]),
+            runner.model, ids[:, : boundary + fed_again], make_scorer(record["method"]),
             record["budget"] or 40, SAFE if record["protected"] else UNPROTECTED,
-            allocator=rule, tokenizer=bench.tokenizer, fed_again=fed_again,
+            allocator=rule, tokenizer=runner.tokenizer, fed_again=fed_again,
         )  # fmt: skip
         assert record["cache_bytes"] == cache.nbytes, record["method"]
         bytes_per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, channels, float32
         assert record["kept_tokens"] * bytes_per_token == pytest.approx(cache.nbytes)
         uneven += any(type(layer).__name__ == "RaggedLayer" for layer in cache.layers)
-        out = _generate(bench, ids, past_key_values=cache)
-        answer = bench.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+        out = _generate(runner, ids, past_key_values=cache)
+        answer = runner.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
         assert record["prediction"] == answer, record["method"]
         predictions.add(answer)
     assert len(predictions) > 4  # eviction changes what this model says, so equality means much
@@ -101,11 +101,11 @@ def test_answers_are_those_of_each_method_alone(bench, prompts, protocol):
     assert [(r["budget_spec"], r["budget"]) for r in records[-2:]] == [("own", None)] * 2
 
 
-def _start_caches(bench):
+def _start_caches(runner):
     """Ids of a prompt, the prefill of all but four of them, and kept tokens of several caches."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, 600, (24,), generator=generator)
-    start = prefill(bench.model, ids[None, :20])
+    start = prefill(runner.model, ids[None, :20])
     noise = torch.rand(6, 2, 2, 20, generator=generator)  # [cache, L, H, N]
     sizes = (3, 18, 5, 8, 5, 12)
     return ids, start, [one.argsort(-1)[..., :size].sort(-1).values
@@ -113,38 +113,40 @@ def _start_caches(bench):
 
 
 @pytest.mark.parametrize("decode_batch", [3, 64])
-def test_caches_leave_the_batch_when_their_answers_end(bench, decode_batch, monkeypatch):
-    monkeypatch.setattr(bench.model.generation_config, "eos_token_id", list(range(0, 600, 7)))
-    ids, start, caches = _start_caches(bench)
+def test_caches_leave_the_batch_when_their_answers_end(runner, decode_batch, monkeypatch):
+    monkeypatch.setattr(runner.model.generation_config, "eos_token_id", list(range(0, 600, 7)))
+    ids, start, caches = _start_caches(runner)
     caches.append(all_tokens(start))
     alone = []
     for kept in caches:
         cache = EvictingCache.gather(start.keys, start.values, list(kept[:, None]), seen=20)
-        alone.append(_generate(bench, ids[None], past_key_values=cache)[0, 24:].tolist())
+        alone.append(_generate(runner, ids[None], past_key_values=cache)[0, 24:].tolist())
     assert len(set(map(len, alone))) > 1
-    batched = replace(bench, config=replace(bench.config, decode_batch=decode_batch))
-    answers = batched.answers(SimpleNamespace(ids=ids), start, caches)
+    batched = replace(runner, config=replace(runner.config, decode_batch=decode_batch))
+    answers = batched.generate_answers(SimpleNamespace(ids=ids), start, caches)
     assert [answer for answer, _ in answers] == alone
 
 
-def test_equal_caches_run_once(bench, monkeypatch):
-    ids, start, (first, second, *_) = _start_caches(bench)
-    widths, forward = [], bench.model.forward
+def test_equal_caches_run_once(runner, monkeypatch):
+    ids, start, (first, second, *_) = _start_caches(runner)
+    widths, forward = [], runner.model.forward
     monkeypatch.setattr(
-        bench.model, "forward",
+        runner.model, "forward",
         lambda *args, **given: widths.append(len(given["input_ids"])) or forward(*args, **given),
     )  # fmt: skip
-    answers = bench.answers(SimpleNamespace(ids=ids), start, [first, second, first, first])
+    answers = runner.generate_answers(
+        SimpleNamespace(ids=ids), start, [first, second, first, first]
+    )
     assert max(widths) == 2
     assert answers[0] == answers[2] == answers[3]
 
 
 @pytest.mark.parametrize("protocol", BOTH)
-def test_records_count_the_evidence_of_every_head(bench, prompts, protocol):
+def test_records_count_the_evidence_of_every_head(runner, prompts, protocol):
     prompt = prompts["niah_single_1"]
     settings = [*_settings("full", None)[1:], *_settings("ring,random,knorm+ada", "40%")]
-    (rows,) = evaluate_together(bench, [prompt], protocol, settings)
-    start = run_prefix(bench, prompt, protocol)
+    (rows,) = evaluate_together(runner, [prompt], protocol, settings)
+    start = run_prefix(runner, prompt, protocol)
     kept = {(s.spec, s.protected): k for s, k in select_for_methods(start, settings, None)}
     assert rows[0]["evidence_kept"] == [[len(prompt.evidence)] * 2] * 2
     assert rows[0]["evidence_lost"] == 0
@@ -155,25 +157,27 @@ def test_records_count_the_evidence_of_every_head(bench, prompts, protocol):
         assert row["evidence_tokens"] == len(prompt.evidence) > 3
         assert row["evidence_kept"] == counts
         assert row["evidence_lost"] == sum(t not in anywhere for t in prompt.evidence)
-    ((chat,),) = evaluate_together(bench, [prompts["chat"]], protocol, _settings("full", None)[1:])
+    ((chat,),) = evaluate_together(runner, [prompts["chat"]], protocol, _settings("full", None)[1:])
     assert chat["evidence_tokens"] is chat["evidence_kept"] is chat["evidence_lost"] is None
 
 
-def test_records_hold_the_question_and_the_reply(bench, prompts):
+def test_records_hold_the_question_and_the_reply(runner, prompts):
     prompt, settings = prompts["niah_single_1"], _settings("full", None)[1:]
-    ((row,),) = evaluate_together(bench, [prompt], "query_aware", settings)
+    ((row,),) = evaluate_together(runner, [prompt], "query_aware", settings)
     assert row["question"] == prompt.sample.question + prompt.sample.answer_prefix
-    ((chat,),) = evaluate_together(bench, [prompts["chat"]], "query_aware", settings)
+    ((chat,),) = evaluate_together(runner, [prompts["chat"]], "query_aware", settings)
     assert chat["reply"] == prompts["chat"].sample.messages[-1]["content"]
-    ((row,),) = evaluate_together(bench, [replace(prompt, readable=False)], "query_aware", settings)
+    ((row,),) = evaluate_together(
+        runner, [replace(prompt, readable=False)], "query_aware", settings
+    )
     assert "question" not in row
 
 
-def test_the_pinned_question_is_kept_where_it_is_seen(bench, prompts):
+def test_the_pinned_question_is_kept_where_it_is_seen(runner, prompts):
     prompt = prompts["niah_single_1"]
     settings = _settings("random_pinned,random", "70%")[1::2]
     for protocol in ("query_aware", "query_agnostic"):
-        start = run_prefix(bench, prompt, protocol)
+        start = run_prefix(runner, prompt, protocol)
         (_, pinned), (_, plain) = select_for_methods(start, settings, None)
         question = range(prompt.encoded.context_length, start.tokens)
         assert len(question) == prompt.question_tokens(protocol)
@@ -182,27 +186,27 @@ def test_the_pinned_question_is_kept_where_it_is_seen(bench, prompts):
         assert torch.equal(pinned, plain) is (protocol == "query_agnostic")
 
 
-def test_one_scoring_pass_serves_all_allocators(bench, prompts, monkeypatch):
+def test_one_scoring_pass_serves_all_allocators(runner, prompts, monkeypatch):
     calls = []
     score = KNorm.score
     monkeypatch.setattr(
         KNorm, "score", lambda self, view: calls.append(view.layer) or score(self, view)
     )
     settings = _settings("knorm,knorm+ada,knorm+global", "25%")
-    (records,) = evaluate_together(bench, [prompts["chat"]], "query_aware", settings)
+    (records,) = evaluate_together(runner, [prompts["chat"]], "query_aware", settings)
     assert calls == [0, 1]  # each layer once for 6 records
     for record in records:
         kept = int(0.25 * record["cached_tokens"] + 0.5)
         assert record["kept_tokens"] == record["budget"] == kept
 
 
-def test_full_reply_loss_is_that_of_a_plain_forward(bench, prompts):
+def test_full_reply_loss_is_that_of_a_plain_forward(runner, prompts):
     prompt = prompts["chat"]
     (full,) = build_methods(["full"])
     for protocol in ("query_aware", "query_agnostic"):
-        ((record,),) = evaluate_together(bench, [prompt], protocol, [full])
+        ((record,),) = evaluate_together(runner, [prompt], protocol, [full])
         tokens = torch.cat([prompt.ids, prompt.reply])
-        logits = bench.model(input_ids=tokens[None]).logits[0].double()
+        logits = runner.model(input_ids=tokens[None]).logits[0].double()
         log_probs = logits.log_softmax(-1)[len(prompt.ids) - 1 : -1]
         expected = -log_probs.gather(1, prompt.reply[:, None]).sum().item()
         assert record["nll"] == pytest.approx(expected, rel=1e-5)
@@ -212,18 +216,18 @@ def test_full_reply_loss_is_that_of_a_plain_forward(bench, prompts):
 
 @pytest.mark.parametrize("protocol", BOTH)
 @pytest.mark.parametrize("task", ["niah_single_1", "chat"])
-def test_future_attention_is_that_of_the_whole_text(bench, prompts, task, protocol):
+def test_future_attention_is_that_of_the_whole_text(runner, prompts, task, protocol):
     """Against the attention weights of the eager attention of transformers over the whole text."""
     prompt = prompts[task]
-    start = run_prefix(bench, prompt, protocol)
-    point = prompt.boundary(protocol)
-    future = measure_future_attention(bench, prompt, start)
+    start = run_prefix(runner, prompt, protocol)
+    point = prompt.cached_tokens(protocol)
+    future = measure_future_attention(runner, prompt, start)
     if task == "chat":
         text = torch.cat([prompt.ids, prompt.reply])[None]
     else:
-        text = _generate(bench, prompt.ids[None])
+        text = _generate(runner, prompt.ids[None])
     assert text.shape[1] > len(prompt.ids)
-    for layer, weights in enumerate(_attentions(bench, text)):
+    for layer, weights in enumerate(_attentions(runner, text)):
         paid = weights[:, point:, :point].double().numpy()  # [Q, future, point]
         for head in range(2):
             expected = np.maximum(paid[2 * head], paid[2 * head + 1]).sum(0)
@@ -234,8 +238,8 @@ def _setting(method, budget, protection=UNPROTECTED):
     return method.at(parse_budget(budget), protection if protection.tokens else None)
 
 
-def _kept(bench, prompt, protocol, setting):
-    start = run_prefix(bench, prompt, protocol, [setting])
+def _kept(runner, prompt, protocol, setting):
+    start = run_prefix(runner, prompt, protocol, [setting])
     ((_, kept),) = select_for_methods(start, [setting], None)
     return kept
 
@@ -246,13 +250,13 @@ def _best(scores, budget):
     return sorted(order[:budget])
 
 
-def test_the_last_token_votes_for_what_is_kept(bench, prompts):
+def test_the_last_token_votes_for_what_is_kept(runner, prompts):
     """TOVA's vote: the last row of transformers' attention, averaged over a layer's query heads."""
     prompt, budget = prompts["niah_single_1"], 40
     (method,) = build_methods(["tova"])
-    kept = _kept(bench, prompt, "query_aware", _setting(method, str(budget)))
+    kept = _kept(runner, prompt, "query_aware", _setting(method, str(budget)))
     last = len(prompt.ids) - 1
-    for layer, weights in enumerate(_attentions(bench, prompt.ids[None])):
+    for layer, weights in enumerate(_attentions(runner, prompt.ids[None])):
         expected = _best(weights[:, -1, :last].mean(0), budget)
         assert kept[layer].tolist() == [expected] * 2
         earlier = _best(weights[:, last - 1, :last].mean(0), budget)
@@ -274,18 +278,18 @@ class _Recording:
 
 
 @pytest.mark.parametrize("protocol", BOTH)
-def test_every_program_shows_the_same_tokens(bench, prompts, protocol):
+def test_every_program_shows_the_same_tokens(runner, prompts, protocol):
     """Evaluation, timing and search: the whole prompt, or its context and no more."""
     prompt = prompts["niah_single_1"]
     scorer = _Recording()
     (method,) = build_methods([scorer])
     setting = _setting(method, "25%")
-    list(evaluate_together(bench, [prompt], protocol, [setting]))
-    timing_records(bench, [prompt], protocol, [setting])
-    cached = prompt.boundary(protocol)
+    list(evaluate_together(runner, [prompt], protocol, [setting]))
+    timing_records(runner, [prompt], protocol, [setting])
+    cached = prompt.cached_tokens(protocol)
     plan = plan_search(EvolveConfig(out="unused", budget="25%"), 2, UNPROTECTED, [cached])
     searched = PromptSet(
-        bench=bench, scorer=scorer, plan=plan, prompts=[prompt], protection=UNPROTECTED,
+        runner=runner, scorer=scorer, plan=plan, prompts=[prompt], protection=UNPROTECTED,
         protocol=protocol, free_bytes=0,
     )  # fmt: skip
     searched.scores([plan.uniform])
@@ -302,11 +306,11 @@ def test_every_program_shows_the_same_tokens(bench, prompts, protocol):
 
 
 @pytest.mark.parametrize("protection", [UNPROTECTED, Protection(sinks=4, recents=16)])
-def test_the_last_token_is_never_kept(bench, prompts, protection):
+def test_the_last_token_is_never_kept(runner, prompts, protection):
     prompt = prompts["niah_single_1"]
     cached = prompt.encoded.prompt_length - 1
     for method in build_methods(split_list(HEURISTICS)):
-        kept = _kept(bench, prompt, "query_aware", _setting(method, "30", protection))
+        kept = _kept(runner, prompt, "query_aware", _setting(method, "30", protection))
         assert ((kept >= 0).sum(-1) == 30).all(), method.method
         assert int(kept.max()) < cached, method.method
         if protection.recents:
@@ -314,8 +318,8 @@ def test_the_last_token_is_never_kept(bench, prompts, protection):
             assert kept[..., -protection.recents :].unique().tolist() == newest
 
 
-def test_a_method_that_sizes_the_cache_counts_tokens_that_can_be_kept(bench, prompts):
+def test_a_method_that_sizes_the_cache_counts_tokens_that_can_be_kept(runner, prompts):
     """GVote with a minimum beyond all tokens keeps the whole cache, and not one token more."""
     (method,), prompt = build_methods(["gvote(min_keep=9999)+self_sized"]), prompts["niah_single_1"]
-    kept = _kept(bench, prompt, "query_aware", method)
+    kept = _kept(runner, prompt, "query_aware", method)
     assert (kept >= 0).sum(-1).unique().tolist() == [prompt.encoded.prompt_length - 1]

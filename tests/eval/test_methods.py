@@ -9,7 +9,7 @@ from eval.config import EvalConfig
 from eval.method_listing import PLAIN, needs_in_words
 from eval.method_listing import run as print_methods
 from eval.methods import build_methods, file_digests, method_of, policy_sources
-from eval.prepare import build_run_methods
+from eval.prepared_run import build_run_methods
 from eval.tune.config import TuneConfig
 from kvp.errors import PolicyError, UsageError
 from kvp.hf.scorer_inputs import whole_prompt_input

@@ -230,10 +230,10 @@ def test_a_dry_run_measures_what_a_gpu_has_warmed_up_for(device, passes, monkeyp
 
     monkeypatch.setattr("eval.run.evaluate_together", evaluated)
     monkeypatch.setattr("eval.run.time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    bench = SimpleNamespace(model=SimpleNamespace(device=torch.device(device)))
+    runner = SimpleNamespace(model=SimpleNamespace(device=torch.device(device)))
     prompt = SimpleNamespace(task="chat")
     prepared = SimpleNamespace(work=3 * [(prompt, "query_aware", [])])
-    assert measure_dry_run(bench, prepared) == [7]
+    assert measure_dry_run(runner, prepared) == [7]
     each = {1: 8, 2: 1}[passes]
     said = f"{each}.0 s for one prompt, so about 0:00:{3 * each:02} for"
     assert said in capsys.readouterr().err

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from eval.config import EvalConfig
-from eval.evaluate import Bench, evaluate_together
-from eval.prepare import build_run_methods, prepare
+from eval.evaluate import Runner, evaluate_together
+from eval.prepared_run import build_run_methods, prepare
 from eval.results.records import RecordFile, key_of, read_records
 from eval.work import by_prefill, evaluate_all
 
@@ -38,20 +38,20 @@ def prepared(model_folder, rows):
     return prepare(config, build_run_methods(config))
 
 
-def test_records_are_those_of_each_question_alone(bench, prepared, tmp_path, monkeypatch):
+def test_records_are_those_of_each_question_alone(runner, prepared, tmp_path, monkeypatch):
     alone = {}
     for prompt, *rest in prepared.work:
-        alone |= {key_of(row): row for row in next(evaluate_together(bench, [prompt], *rest))}
+        alone |= {key_of(row): row for row in next(evaluate_together(runner, [prompt], *rest))}
     prefills = []
-    prefill = Bench.prefill
+    prefill = Runner.prefill
     monkeypatch.setattr(
-        Bench, "prefill", lambda self, prompt, protocol, needs: prefills.append(protocol)
+        Runner, "prefill", lambda self, prompt, protocol, needs: prefills.append(protocol)
         or prefill(self, prompt, protocol, needs),
     )  # fmt: skip
     file = RecordFile(tmp_path / "rows.jsonl")
     prompt = prepared.work[0][0]  # a killed run: one question about a context of several is there
     file.append(one for one in alone.values() if one["example"] == prompt.sample.id)
-    evaluate_all(bench, prepared, file)
+    evaluate_all(runner, prepared, file)
     together = list(read_records(file.path))
     assert len(together) == len(alone) == 5 * 2 * 5
     for record in together:

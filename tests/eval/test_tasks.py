@@ -10,7 +10,7 @@ import torch
 
 import kvp
 from eval.config import EvalConfig
-from eval.prepare import load_prompts
+from eval.prepared_run import load_prompts
 from eval.results.records import read_records
 from kvp.data.metrics import METRICS, score_answer
 from kvp.data.task import TaskSettings
@@ -182,7 +182,7 @@ def test_the_perplexity_of_reference_answers(
     for record in found:
         assert (record["score"], record["prediction"]) == (None, None)
         prompt = by_name[record["example"]]
-        assert prompt.forced
+        assert prompt.teacher_forced
         reply = tokenizer.encode(prompt.sample.reply, add_special_tokens=False)
         assert record["reply_tokens"] == len(reply)
         assert record["references"] == list(prompt.sample.references)
@@ -207,7 +207,7 @@ def test_rows_of_ones_own_by_perplexity(tmp_path, model_folder, jsonl):
     data = jsonl(tmp_path / "rows.jsonl", *rows)
     given = {"tasks": "data", "data": data, "split": "all", "prompts": 9}
     prompts, notes = prompts_of(model_folder, measure="perplexity", **given)
-    assert all(prompt.forced for prompt in prompts)
+    assert all(prompt.teacher_forced for prompt in prompts)
     assert {prompt.sample.reply for prompt in prompts} == {" sky, green", "a sun"}
     assert any("has no answer to measure" in note for note in notes)
-    assert not any(prompt.forced for prompt in prompts_of(model_folder, **given)[0])
+    assert not any(prompt.teacher_forced for prompt in prompts_of(model_folder, **given)[0])

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from eval.config import EvalConfig
-from eval.prepare import load_prompts
+from eval.prepared_run import load_prompts
 from eval.results.records import read_records
 from kvp.data.splits import split_of
 from kvp.data.task import TaskSettings
@@ -49,10 +49,10 @@ def test_context_and_continuation_are_one_stretch(tokenizer, texts):
     starts = {tuple(tokenizer.encode(text)[:64]) for text in owned}
     assert len(prompts) == 3
     for prompt in prompts:
-        assert prompt.forced
+        assert prompt.teacher_forced
         assert (prompt.encoded.prompt_length, len(prompt.reply)) == (48, 16)
         assert (*prompt.ids.tolist(), *prompt.reply.tolist()) in starts
-        assert prompt.boundary("query_aware") == prompt.boundary("query_agnostic") == 47
+        assert prompt.cached_tokens("query_aware") == prompt.cached_tokens("query_agnostic") == 47
     assert "both protocols are the same" in notes[0]
 
 
@@ -92,7 +92,7 @@ def test_texts_that_do_not_fit_are_refused(fields, message, tokenizer, texts):
 
 def test_a_reply_beyond_the_models_positions_is_refused(tokenizer, texts):
     given = {"tasks": "data", "data": texts, "split": "all"}
-    assert _load(tokenizer, None, positions=4096, **given)[0][0].forced
+    assert _load(tokenizer, None, positions=4096, **given)[0][0].teacher_forced
     with pytest.raises(UsageError, match=r"--length 64: a prompt with its given reply has \d+ tok"):
         _load(tokenizer, None, positions=80, **given)
 

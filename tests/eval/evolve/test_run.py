@@ -84,7 +84,7 @@ def test_a_finished_run_is_left_alone(
     finished, evolve, model_folder, tmp_path, monkeypatch, capsys
 ):
     before = {path: path.read_bytes() for path in finished.iterdir()}
-    monkeypatch.setattr(eval.evolve.run, "load_bench", lambda *_, **__: pytest.fail("ran a model"))
+    monkeypatch.setattr(eval.evolve.run, "load_runner", lambda *_, **__: pytest.fail("ran a model"))
     assert evolve(finished) == 0
     moved = shutil.copytree(model_folder, tmp_path / model_folder.name)
     assert evolve(finished, model=moved) == 0

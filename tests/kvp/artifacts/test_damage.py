@@ -17,9 +17,9 @@ from small_context import COUNTS, make_context
 from toy_results import result_record
 
 from eval.methods import build_methods
+from eval.output_folder import RESULTS
 from eval.results.folder import load_results
 from eval.results.tuned_settings import load_settings
-from eval.run_folder import RESULTS
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import SEAL, JsonLines
 from kvp.artifacts.manifest import read_sealed_json, write_sealed_json

@@ -4,7 +4,7 @@ import pytest
 
 from eval.config import EvalConfig
 from eval.methods import Method
-from eval.prepare import LoadedModel, build_run_methods, load_prompts, plan_methods, prepare
+from eval.prepared_run import LoadedModel, build_run_methods, load_prompts, plan_methods, prepare
 from kvp.budgets import parse_budgets
 from kvp.errors import UsageError
 from kvp.hf import load_model, load_tokenizer
@@ -43,7 +43,9 @@ def test_without_the_chat_template_prompts_are_plain_text(model_folder, loaded):
 
 
 def test_two_samples_of_one_id_are_refused(model_folder, monkeypatch, one_line):
-    monkeypatch.setattr("eval.prepare.load_prompts", lambda *args: (2 * load_prompts(*args)[0], []))
+    monkeypatch.setattr(
+        "eval.prepared_run.load_prompts", lambda *args: (2 * load_prompts(*args)[0], [])
+    )
     name = "'niah_single_1/test/0/0', by which rows are told apart: give each sample its own"
     with one_line(UsageError, f"--tasks: two samples of the task niah_single_1 have the id {name}"):
         _prepare(model_folder)

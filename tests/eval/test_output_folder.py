@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from eval.config import IDENTITY_FIELDS, EvalConfig
-from eval.run_folder import open_folder, write_manifest
+from eval.output_folder import open_folder, write_manifest
 from kvp.errors import ResultsError
 
 

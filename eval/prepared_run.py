@@ -150,7 +150,7 @@ def load_prompts(
         )
     if not prompts:
         raise UsageError("; ".join(notes))
-    forced = [len(one.encoded.ids) + len(one.reply) for one in prompts if one.forced]
+    forced = [len(one.encoded.ids) + len(one.reply) for one in prompts if one.teacher_forced]
     if positions is not None and max(forced, default=0) > positions:
         raise UsageError(
             f"--length {settings.length}: a prompt with its given reply has {max(forced)} tokens, "
@@ -264,7 +264,7 @@ def _plan_work(
         at_budgets, small = plan_methods(
             [method for method in methods if method.protocol in (None, protocol)],
             config.budget_list,
-            [prompt.boundary(protocol) for prompt, _ in same],
+            [prompt.cached_tokens(protocol) for prompt, _ in same],
             protection=config.protection,
             protected=protected_tokens(config),
         )
