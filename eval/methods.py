@@ -12,12 +12,11 @@ from eval.results.method_setting import MethodSetting
 from eval.results.record_names import DEFAULT_VARIANT, SELF_SIZED
 from eval.results.records import SETTING_FIELDS, Key, key_of
 from eval.results.tuned_settings import TunedSettings, load_settings
-from kvp.artifacts.manifest import sha256_file
+from kvp.artifacts.manifest import own_code, sha256_file
 from kvp.budgets import Budget
 from kvp.data.tasks import expand_tasks, find_task
 from kvp.errors import PolicyError, UsageError
 from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED, UNIFORM, check_methods, labelled_policy
-from kvp.plugins import own_file
 from kvp.program.settings import ProtectionConfig
 from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
 from kvp.scoring import Scorer
@@ -277,8 +276,7 @@ def file_digests(
     for one in (*made, *map(find_task, expand_tasks(tasks))):
         if one and not isinstance(one, LearnedScorer) and (digest := getattr(one, "digest", None)):
             digests[one.name] = digest
-        if (file := own_file(one)) is not None:
-            digests[f"{type(one).__module__}.py"] = sha256_file(file)
+        digests |= own_code([type(one).__module__])
     return digests
 
 

@@ -128,9 +128,8 @@ def user_errors(code: object, what: str, hint: str = "") -> Iterator[None]:
         raise UsageError(f"{what} failed ({reason_of(error)}{_place(error)}){more}") from error
 
 
-def own_file(thing: object) -> Path | None:
-    """The file of the class of a user's own object; None for kvp's, and in a script or notebook."""
-    name = type(thing).__module__
+def own_file(name: str) -> Path | None:
+    """The file of a user's own module that is imported; None for kvp's, a script and a notebook."""
     file = getattr(sys.modules.get(name), "__file__", None)
     own = name.partition(".")[0] not in ("kvp", *NAMES, "__main__")
     return Path(file) if own and file else None

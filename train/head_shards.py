@@ -104,7 +104,7 @@ def _shared_settings(shard: Shard) -> dict[str, Any]:
     return {
         "ranker": shard.rankers.spec.to_dict(),
         "model": dict(shard.meta.model),
-        **{name: training.get(name) for name in ("seed", "traces", "recipe")},
+        **{name: training.get(name) for name in ("seed", "traces", "recipe", "code")},
         "settings": {name: training.get("config", {}).get(name) for name in RUN_SETTINGS},
     }
 

@@ -46,6 +46,7 @@ def run(config: TrainConfig) -> None:
         recipe=asdict(job.recipe),
         traces=job.training_data.identity,
         text=recorded_text(job.traces.manifest),
+        **job.code,
     )
     job.target.prepare(manifest)
     try:

@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,6 +31,7 @@ from kvp.artifacts.files import (
     unseal,
 )
 from kvp.errors import KvpError, StoreError
+from kvp.plugins import own_file
 from kvp.version import __version__
 
 GGUF = ".gguf"
@@ -125,6 +126,12 @@ def sha256_input(path: Path) -> str:
         return sha256_file(path)
     files = (file for file in sorted(path.rglob("*")) if file.is_file())
     return digest_json([[file.relative_to(path).as_posix(), sha256_file(file)] for file in files])
+
+
+def own_code(modules: Iterable[str]) -> dict[str, str]:
+    """SHA-256 (hex) of the files of a user's own modules (`own_file`), by name: `my_task.py`."""
+    files = {name: own_file(name) for name in sorted(set(modules))}
+    return {f"{name}.py": sha256_file(file) for name, file in files.items() if file is not None}
 
 
 def run_manifest(config: Mapping[str, Any], *, seed: int, **facts: object) -> dict[str, Any]:

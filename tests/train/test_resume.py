@@ -114,6 +114,23 @@ def leave_unfinished(train, store, out, **more):
     (out / "policy.json").unlink()
 
 
+@pytest.mark.parametrize(
+    ("flag", "code"),
+    [
+        ("label", "from train.data.labels import FUTURE_ATTENTION as own\n"),
+        ("objective", "from train.learning.losses import exact_objective as own\n"),
+    ],
+)
+def test_a_label_or_objective_of_a_changed_file_is_another_one(
+    flag, code, train, store, tmp_path, own_module, capsys
+):
+    module, out = own_module(f"kvp_test_{flag}", code), tmp_path / "policy"
+    leave_unfinished(train, store, out, **{flag: f"{module}:own"})
+    (tmp_path / f"{module}.py").write_text(f"{code}# another\n")
+    assert train(store, out, steps=8, **{flag: f"{module}:own"}) == 2
+    assert f"begun with other settings (code.{module}.py: " in capsys.readouterr().err
+
+
 class _Code:
     """Runs when it is unpickled."""
 

@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from kvp.artifacts.addresses import place
+from kvp.artifacts.manifest import own_code
 from kvp.devices import torch_device
+from kvp.plugins import is_object_name
 from kvp.store import TraceReader
 from train.config import TrainConfig
 from train.data.compression_points import CompressionPoint, held_out_points
@@ -15,6 +17,7 @@ from train.data.contexts import ContextSource
 from train.data.training_data import TrainingData, open_store
 from train.job.run_folder import RunFolder
 from train.learning.initial_rankers import key_frequencies
+from train.learning.losses import load_objective
 from train.recipe import Recipe
 
 
@@ -30,6 +33,8 @@ class Job:
     heads: range
     """KV heads of the model that are trained."""
     target: RunFolder
+    code: dict[str, dict[str, str]]
+    """`code`: `own_code` of a user's own label and objective; empty where kvp has both."""
     sources: dict[str, ContextSource] = field(default_factory=dict)
     """Contexts that are in use, by label."""
 
@@ -66,7 +71,11 @@ def prepare(config: TrainConfig, recipe: Recipe) -> Job:
     training_data = open_store(config, recipe)
     traces = training_data.traces
     key_frequencies(traces, recipe)  # raises before anything is written
-    identity = config.identity() | asdict(recipe) | {"traces": training_data.identity}
+    load_objective(recipe.objective)  # as does this
+    named = [name for name in (recipe.label, recipe.objective) if is_object_name(name)]
+    digests = own_code(name.partition(":")[0] for name in named)
+    code = {"code": digests} if digests else {}
+    identity = config.identity() | asdict(recipe) | {"traces": training_data.identity} | code
     return Job(
         config=config,
         recipe=recipe,
@@ -74,4 +83,5 @@ def prepare(config: TrainConfig, recipe: Recipe) -> Job:
         training_data=training_data,
         heads=config.heads_of(traces.geometry),
         target=RunFolder(place(config.out), identity),
+        code=code,
     )
