@@ -128,9 +128,12 @@ def sha256_input(path: Path) -> str:
     return digest_json([[file.relative_to(path).as_posix(), sha256_file(file)] for file in files])
 
 
-def own_code(modules: Iterable[str]) -> dict[str, str]:
-    """SHA-256 (hex) of the files of a user's own modules (`own_file`), by name: `my_task.py`."""
-    files = {name: own_file(name) for name in sorted(set(modules))}
+def own_code(names: Iterable[str]) -> dict[str, str]:
+    """SHA-256 (hex) of the files of a user's own modules (`own_file`), by name: `my_task.py`.
+
+    `names` are of modules, or of objects in them: `my_task:Mine`.
+    """
+    files = {name: own_file(name) for name in sorted({name.split(":")[0] for name in names})}
     return {f"{name}.py": sha256_file(file) for name, file in files.items() if file is not None}
 
 

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvp.artifacts.files import digest_json
-from kvp.artifacts.manifest import portable, sha256_input
+from kvp.artifacts.manifest import own_code, portable, sha256_input
 from kvp.data.rows.samples import data_name, row_samples
 from kvp.data.task import INPUT_FLAGS, NoPromptError, Sample, Source, TaskSettings
 from kvp.data.tasks import GROUPS, ROWS_ONLY, RULER, build_samples, expand_tasks, find_task
 from kvp.data.tasks.rows import CHAT, DialogueTask
 from kvp.errors import UsageError
 from kvp.names import split_commas
+from kvp.plugins import is_object_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -207,6 +208,8 @@ def data_identity(settings: TaskSettings, tasks: Sequence[str]) -> dict[str, Any
     files = [sha256_input(path) for path in paths if path.exists()]
     others = {flag: getattr(settings, flag) for flag in INPUT_FLAGS if flag != "data"}
     digests = {flag: sha256_input(Path(name)) for flag, name in others.items() if name}
+    made = [find_task(name) for name in tasks]
+    code = own_code([*(type(task).__module__ for task in made), *filter(is_object_name, tasks)])
     return {
         "essays": None,
         **digests,
@@ -214,6 +217,7 @@ def data_identity(settings: TaskSettings, tasks: Sequence[str]) -> dict[str, Any
         "name": portable(data),
         "digest": digest_json(files) if len(files) > 1 else next(iter(files), None),
         **({"files": files} if len(files) > 1 else {}),
-        "tasks": [find_task(task).name for task in tasks],
+        "tasks": [task.name for task in made],
+        **({"code": code} if code else {}),
         "length": settings.length,
     }

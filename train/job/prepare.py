@@ -72,8 +72,7 @@ def prepare(config: TrainConfig, recipe: Recipe) -> Job:
     traces = training_data.traces
     key_frequencies(traces, recipe)  # raises before anything is written
     load_objective(recipe.objective)  # as does this
-    named = [name for name in (recipe.label, recipe.objective) if is_object_name(name)]
-    digests = own_code(name.partition(":")[0] for name in named)
+    digests = own_code(filter(is_object_name, (recipe.label, recipe.objective)))
     code = {"code": digests} if digests else {}
     identity = config.identity() | asdict(recipe) | {"traces": training_data.identity} | code
     return Job(

@@ -1,9 +1,12 @@
 """Tasks by name: the built-in ones, and a user's own in three ways."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from kvp.artifacts.manifest import sha256_file
 from kvp.data.sources import data_identity, open_source
 from kvp.data.task import TaskSettings
 from kvp.data.tasks import build_samples, expand_tasks, find_task, named_tasks
@@ -77,7 +80,11 @@ def test_a_task_by_its_module(module, tokenizer):
     assert find_task(name).score(source[1], "it is 1") == 1
     assert find_task(name) is find_task(name)  # what it notes when it builds is there later
     own = replace(SETTINGS, data="ruler", tasks=(name, "vt"))
-    assert data_identity(own, own.tasks)["tasks"] == ["reversed", "vt"]
+    identity = data_identity(own, own.tasks)
+    assert identity["tasks"] == ["reversed", "vt"]
+    file = sys.modules[module].__file__
+    assert identity["code"] == {f"{module}.py": sha256_file(Path(file))}
+    assert "code" not in data_identity(own, ["vt"])
     with pytest.raises(UsageError, match="cannot be made"):
         find_task(f"{module}:Leaves")
     with pytest.raises(UsageError, match="a task has a name, build"):
