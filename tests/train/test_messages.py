@@ -5,7 +5,7 @@ import re
 import torch
 
 from kvp.geometry import Geometry
-from train.job.summary import print_summary
+from train.job.summary import choose_flags_of_eval, print_summary
 from train.learning.validation import HeldOut
 
 TINY = {"contexts": 1, "hidden": 8, "min_prefix": 40, "steps": 4}
@@ -23,6 +23,15 @@ def test_the_first_and_last_lines_say_what_is_trained_and_where(train, store, tm
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("training 2 of 4 KV heads, ")
     assert lines[-1].startswith("next, when all heads are trained: kvp merge --shards ")
+
+
+def test_the_next_command_names_tasks_as_they_were_asked_for():
+    asked = {"tasks": "ruler,mine:First,codes,mine:Second"}
+    data = {"tasks": ["vt", "one", "codes", "two"], "length": 300}
+    traces = {"model": {"id": "nano"}, "config": asked, "identity": {"data": data}}
+    flags = choose_flags_of_eval(traces, "runs/policy")
+    assert flags["tasks"] == "vt,mine:First,TASK,mine:Second"  # codes was an object
+    assert flags["length"] == "300"
 
 
 def undefined(batch, recipe):

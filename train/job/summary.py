@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.box import SIMPLE
@@ -11,9 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from kvp.data.tasks import GROUPS, TASKS
 from kvp.data.tasks.ruler_qa import FLAGS as QA_FLAGS
 from kvp.geometry import Geometry
-from kvp.names import NANO
+from kvp.names import NANO, split_list
+from kvp.plugins import is_object_name
 from policies.ranker import HeadRankers
 from train.data.training_data import recorded_text
 from train.job.prepare import Job
@@ -111,20 +115,30 @@ def print_end(job: Job) -> None:
     folder = shlex.quote(str(job.target.place))
     print(f"policy: {folder}")
     if job.whole:
-        name = str(job.traces.manifest["model"].get("id"))
-        if name != NANO and "/" not in name:  # recorded without its folder
-            name = str(Path("models", name)) if Path("models", name).is_dir() else "MODEL"
-        given = {"model": name, "policies": str(job.target.place)}
-        data = recorded_text(job.traces.manifest).get("data", {})
-        if (tasks := data.get("tasks")) and {*QA_FLAGS.values()}.isdisjoint(data):  # without files
-            given |= {"tasks": ",".join(tasks), "length": str(data["length"])}
-        elif Path(str(data.get("name"))).is_file():
-            given |= {"tasks": "data", "data": data["name"], "length": str(data["length"])}
-        usual = {"dtype": "float32", "revision": None, "chat_template": True, "essays": None}
-        made = {**usual, **job.traces.manifest.get("config", {}), **job.traces.manifest["model"]}
-        given |= {flag: str(made[flag] or "false") for flag in usual if made[flag] != usual[flag]}
-        given |= {"prompts": "10", "methods": "full,kvp,kvp+global,keydiff,nulls"}
-        given["out"] = f"{job.target.place}-results"
-        print("next: kvp eval", *(f"--{flag} {shlex.quote(text)}" for flag, text in given.items()))
+        flags = choose_flags_of_eval(job.traces.manifest, str(job.target.place))
+        print("next: kvp eval", *(f"--{flag} {shlex.quote(text)}" for flag, text in flags.items()))
     else:
         print(f"next, when all heads are trained: kvp merge --shards {folder},... --out POLICY")
+
+
+def choose_flags_of_eval(traces: Mapping[str, Any], policy: str) -> dict[str, str]:
+    """Flags that evaluate a policy on the model and data of its traces, of which this is the
+    manifest; what the traces do not say is written in capitals.
+    """
+    name = str(traces["model"].get("id"))
+    if name != NANO and "/" not in name:  # recorded without its folder
+        name = str(Path("models", name)) if Path("models", name).is_dir() else "MODEL"
+    flags = {"model": name, "policies": policy}
+    usual = {"dtype": "float32", "revision": None, "chat_template": True, "essays": None}
+    made = {**usual, **traces.get("config", {}), **traces["model"]}
+    data = recorded_text(traces).get("data", {})
+    if (tasks := data.get("tasks")) and {*QA_FLAGS.values()}.isdisjoint(data):  # without files
+        asked = (one for one in split_list(made.get("tasks", "")) if one not in (*TASKS, *GROUPS))
+        own = (one if is_object_name(one) else "TASK" for one in asked)  # an object has no name
+        named = [task if task in TASKS else next(own, "TASK") for task in tasks]
+        flags |= {"tasks": ",".join(named), "length": str(data["length"])}
+    elif Path(str(data.get("name"))).is_file():
+        flags |= {"tasks": "data", "data": data["name"], "length": str(data["length"])}
+    flags |= {flag: str(made[flag] or "false") for flag in usual if made[flag] != usual[flag]}
+    flags |= {"prompts": "10", "methods": "full,kvp,kvp+global,keydiff,nulls"}
+    return flags | {"out": f"{policy}-results"}
