@@ -83,6 +83,8 @@ class Needs:
         for name in least:
             if isinstance(n := getattr(self, name), bool) or (n is not None and n < least[name]):
                 raise ValueError(f"Needs({name}={n}): no number of tokens, {least[name]} or more")
+        if self.every_state and self.hidden_after is None:
+            raise ValueError("Needs(every_state=True) needs hidden_after, too: 0 or more tokens")
 
 
 @dataclass(frozen=True, kw_only=True)

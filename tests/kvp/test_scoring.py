@@ -14,6 +14,11 @@ def test_a_number_of_tokens_is_no_truth_value_and_not_below_its_least(name):
             Needs(**{name: number})
 
 
+def test_every_state_needs_a_number_of_first_tokens_to_leave_out():
+    with pytest.raises(ValueError, match=r"every_state=True.* needs hidden_after"):
+        Needs(every_state=True)
+
+
 class _ByNorm:
     """A scorer by the norm of keys, which notes the layers of its calls."""
 
