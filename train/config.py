@@ -97,10 +97,6 @@ class TrainConfig(RunConfig, ComputeConfig, MemoryConfig, ValidationConfig, Reci
         names = self.PRESETS[self.preset]
         return replace(PRESETS[self.preset], **{name: getattr(self, name) for name in names})
 
-    def identity(self) -> dict[str, Any]:
-        """Settings that decide the weights, next to recipe and traces: runs of one --out agree."""
-        return {name: getattr(self, name) for name in ("preset", "seed", "heads", *RUN_SETTINGS)}
-
 
 @dataclass(frozen=True, kw_only=True)
 class MergeConfig(Group):

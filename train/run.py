@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
-from kvp.artifacts.manifest import run_manifest
 from kvp.errors import UsageError
 from kvp.progress import Progress, phase
 from policies.policy_files import PolicyMeta, save_policy
 from train.config import AUTO_HEADS, TrainConfig
 from train.data.labels import EVALUATED
-from train.data.training_data import recorded_model, recorded_text
+from train.data.training_data import recorded_model
 from train.head_shards import own_heads
 from train.job.prepare import Job, prepare
 from train.job.summary import print_end, print_summary
@@ -32,32 +28,23 @@ def run(config: TrainConfig) -> None:
     Raises StoreError where the store cannot be trained on, UsageError where a flag cannot work or
     the loss is not finite.
     """
-    recipe = config.recipe()
     if config.heads == AUTO_HEADS:
         config = own_heads(config)
-    job = prepare(config, recipe)
+    job = prepare(config)
     if job.target.is_finished():
         job.target.finish()
         print(f"{config.out} already holds the finished policy of exactly these settings.")
         return
-    manifest = run_manifest(
-        asdict(config),
-        seed=config.seed,
-        recipe=asdict(job.recipe),
-        traces=job.training_data.identity,
-        text=recorded_text(job.traces.manifest),
-        **job.code,
-    )
-    job.target.prepare(manifest)
+    job.target.prepare(job.manifest)
     try:
-        _export(job, train_rankers(job), manifest)
+        _export(job, train_rankers(job))
         job.target.finish()
         print_end(job)
     finally:
         job.target.release()
 
 
-def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
+def _export(job: Job, module: RankerTraining) -> None:
     """Evaluate the best weights, calibrate and write them."""
     config, geometry = job.config, job.traces.geometry
     best = module.best.to(job.device)
@@ -81,7 +68,7 @@ def _export(job: Job, module: RankerTraining, manifest: dict[str, Any]) -> None:
     meta = PolicyMeta(
         geometry=geometry,
         model=recorded_model(job.traces.manifest),
-        training={**manifest, "best_step": module.best_step.tolist()},
+        training={**job.manifest, "best_step": module.best_step.tolist()},
         held_out=result.per_head(),
         heads=None if job.whole else job.heads,
     )

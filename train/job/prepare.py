@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 
 from kvp.artifacts.addresses import place
-from kvp.artifacts.manifest import own_code
+from kvp.artifacts.manifest import own_code, run_manifest
 from kvp.devices import torch_device
 from kvp.plugins import is_object_name
 from kvp.store import TraceReader
-from train.config import TrainConfig
+from train.config import RUN_SETTINGS, TrainConfig
 from train.data.compression_points import CompressionPoint, held_out_points
 from train.data.contexts import ContextSource
-from train.data.training_data import TrainingData, open_store
+from train.data.training_data import TrainingData, open_store, recorded_text
 from train.job.run_folder import RunFolder
 from train.learning.initial_rankers import key_frequencies
 from train.learning.losses import load_objective
@@ -33,8 +34,8 @@ class Job:
     heads: range
     """KV heads of the model that are trained."""
     target: RunFolder
-    code: dict[str, dict[str, str]]
-    """`code`: `own_code` of a user's own label and objective; empty where kvp has both."""
+    manifest: dict[str, Any]
+    """What the policy records of the run: settings, recipe, traces, and own code where it has."""
     sources: dict[str, ContextSource] = field(default_factory=dict)
     """Contexts that are in use, by label."""
 
@@ -65,22 +66,27 @@ class Job:
         return held_out_points(self.training_data.validation, self.recipe, limit=limit)
 
 
-def prepare(config: TrainConfig, recipe: Recipe) -> Job:
+def prepare(config: TrainConfig) -> Job:
     """Check everything that can be checked before anything is written."""
-    device = torch_device(config.device)
-    training_data = open_store(config, recipe)
-    traces = training_data.traces
-    key_frequencies(traces, recipe)  # raises before anything is written
+    recipe, device = config.recipe(), torch_device(config.device)
+    data = open_store(config, recipe)
+    key_frequencies(data.traces, recipe)  # raises before anything is written
     load_objective(recipe.objective)  # as does this
-    digests = own_code(filter(is_object_name, (recipe.label, recipe.objective)))
-    code = {"code": digests} if digests else {}
-    identity = config.identity() | asdict(recipe) | {"traces": training_data.identity} | code
+    settings = ("preset", "seed", "heads", *RUN_SETTINGS)
+    used = {"traces": data.identity}
+    if code := own_code(filter(is_object_name, (recipe.label, recipe.objective))):
+        used["code"] = code
+    identity = {name: getattr(config, name) for name in settings} | asdict(recipe) | used
+    text = recorded_text(data.traces.manifest)
+    manifest = run_manifest(
+        asdict(config), seed=config.seed, recipe=asdict(recipe), text=text, **used
+    )
     return Job(
         config=config,
         recipe=recipe,
         device=device,
-        training_data=training_data,
-        heads=config.heads_of(traces.geometry),
+        training_data=data,
+        heads=config.heads_of(data.traces.geometry),
         target=RunFolder(place(config.out), identity),
-        code=code,
+        manifest=manifest,
     )
