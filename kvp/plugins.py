@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from kvp.errors import KvpError, UsageError, did_you_mean, name_meant, reason_of
@@ -126,13 +125,6 @@ def user_errors(code: object, what: str, hint: str = "") -> Iterator[None]:
             raise
         more = hint if isinstance(error, AttributeError | TypeError) else ""
         raise UsageError(f"{what} failed ({reason_of(error)}{_place(error)}){more}") from error
-
-
-def own_file(name: str) -> Path | None:
-    """The file of a user's own module that is imported; None for kvp's, a script and a notebook."""
-    file = getattr(sys.modules.get(name), "__file__", None)
-    own = name.partition(".")[0] not in ("kvp", *NAMES, "__main__")
-    return Path(file) if own and file else None
 
 
 def _place(error: BaseException) -> str:

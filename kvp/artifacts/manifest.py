@@ -31,7 +31,7 @@ from kvp.artifacts.files import (
     unseal,
 )
 from kvp.errors import KvpError, StoreError
-from kvp.plugins import own_file
+from kvp.own_packages import NAMES
 from kvp.version import __version__
 
 GGUF = ".gguf"
@@ -129,12 +129,15 @@ def sha256_input(path: Path) -> str:
 
 
 def own_code(names: Iterable[str]) -> dict[str, str]:
-    """SHA-256 (hex) of the files of a user's own modules (`own_file`), by name: `my_task.py`.
+    """SHA-256 (hex) of the files of a user's own modules, by name: `my_task.py`.
 
-    `names` are of modules, or of objects in them: `my_task:Mine`.
+    `names` are of modules, or of objects in them: `my_task:Mine`. Modules that are kvp's, were not
+    imported, or have no file (a script, a notebook) are left out.
     """
-    files = {name: own_file(name) for name in sorted({name.split(":")[0] for name in names})}
-    return {f"{name}.py": sha256_file(file) for name, file in files.items() if file is not None}
+    modules = {name.split(":")[0] for name in names} - {"__main__"}
+    own = [module for module in sorted(modules) if module.split(".")[0] not in ("kvp", *NAMES)]
+    files = {module: getattr(sys.modules.get(module), "__file__", None) for module in own}
+    return {f"{module}.py": sha256_file(Path(file)) for module, file in files.items() if file}
 
 
 def run_manifest(config: Mapping[str, Any], *, seed: int, **facts: object) -> dict[str, Any]:
