@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, Self
 from kvp.artifacts.addresses import is_address
 from kvp.errors import UsageError
 from kvp.names import DtypeName, check_model_name, split_list
+from kvp.plugins import is_object_name
 from kvp.ranks import Rank, rank_of
 
 Bounds = Mapping[str, float]
@@ -140,10 +141,10 @@ class TaskConfig(Group):
 
     def check_names(self) -> None:
         """Raise KvpError on a name that cannot exist."""
-        from kvp.data.tasks import check_tasks  # no sooner: --help stays fast
+        from kvp.data.tasks import expand_tasks  # no sooner: --help stays fast
 
         super().check_names()
-        check_tasks(self.task_list)
+        expand_tasks([name for name in self.task_list if not is_object_name(name)])
 
     @property
     def task_list(self) -> tuple[str, ...]:

@@ -120,11 +120,6 @@ def expand_tasks(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def check_tasks(names: Iterable[str]) -> None:
-    """Raise UsageError on an unknown task; `package.module:Name`, a user's own, may be any."""
-    expand_tasks([name for name in names if not is_object_name(name)])
-
-
 def ruler_share(names: Iterable[str]) -> str:
     """How many of RULER's thirteen tasks a mean over tasks is over; empty without any of them."""
     there = set(names)
