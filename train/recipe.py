@@ -201,11 +201,6 @@ class Recipe(RecipeSettings):
         return tuple(sorted(named, key=[*INPUTS, *named].index))
 
     @property
-    def reads_queries(self) -> bool:
-        """Whether rankers read the last queries."""
-        return "recent" in self.input_list
-
-    @property
     def warmup(self) -> int:
         """Warm-up steps really taken: short runs spend at most a fifth of their steps on it."""
         return min(self.warmup_steps, self.steps // 5)

@@ -57,7 +57,7 @@ class Job:
             memory = int(self.config.memory_gb * 1e9)
             self.sources[label] = ContextSource(
                 self.traces, memory_bytes=memory, device=self.device, label=label,
-                recent=self.recipe.reads_queries,
+                recent="recent" in self.recipe.input_list,
             )  # fmt: skip
         return self.sources[label]
 
