@@ -17,7 +17,6 @@ from kvp.contexts import Context
 from kvp.data.rows.files import Tally, files_of, read_rows, read_text
 from kvp.data.rows.values import RowError, text_of
 from kvp.errors import ContextError, KvpError, UsageError
-from kvp.geometry import check_geometry
 from kvp.hf import geometry_of
 from kvp.hf.contexts import check_length, compress, context_ids
 from kvp.hf.loading import load_config, load_configured_model, load_configured_tokenizer
@@ -26,6 +25,7 @@ from kvp.hf.shrink import REMEDY
 from kvp.messages import Text, check_messages
 from kvp.plugins import require
 from kvp.progress import Progress, say
+from kvp.ranking import check_geometry
 from policies import load_policy, make_scorer, resolve_method
 
 CONTEXTS = FolderKind(noun="folder of contexts", marker="", error=ContextError)

@@ -32,7 +32,7 @@ from kvp.hf.shrink import all_tokens, gather
 from kvp.ops.future_attention import future_attention
 from kvp.plugins import user_errors
 from kvp.ranking import EMPTY_SLOT, Choice, score_and_select
-from kvp.scoring import ALL_QUERIES, Needs
+from kvp.scoring import ALL_QUERIES, Needs, needs_of
 
 LONGEST_TEXT = 2000
 """Longest question or given reply that a record holds, characters."""
@@ -219,7 +219,7 @@ def run_prefix(
     runner: Runner, prompt: Prompt, protocol: str, methods: Iterable[Method] = ()
 ) -> Prefill:
     """Prefill the cached tokens of a prompt; record all queries and what the methods need."""
-    needs = [method.scorer.needs for method in methods if method.scorer]
+    needs = [needs_of(method.scorer) for method in methods if method.scorer]
     return runner.prefill(prompt, protocol, [Needs(queries=ALL_QUERIES), *needs])
 
 
@@ -231,7 +231,7 @@ def evaluate_together(
     Methods that read the answer to come select tokens for each prompt anew, all others once.
     """
     start = run_prefix(runner, prompts[0], protocol, methods)
-    seeing = [method for method in methods if method.scorer and method.scorer.needs.future]
+    seeing = [method for method in methods if method.scorer and needs_of(method.scorer).future]
     blind = [method for method in methods if method not in seeing]
     shared = list(select_for_methods(start, blind, None))
     for prompt in prompts:
@@ -287,7 +287,7 @@ def select_for_methods(
         scorer = same[0].scorer
         assert scorer is not None, "the full cache keeps everything"
         choices = [Choice(one.tokens(tokens), one.protection, one.allocator_object) for one in same]
-        views = partial(start.views, scorer.needs, future=future)
+        views = partial(start.views, needs_of(scorer), future=future)
         for number, (kept,) in score_and_select(views, scorer, choices):
             yield same[number], kept
 

@@ -72,7 +72,7 @@ def needs_in_words(needs: Needs) -> str:
 def _allocator_lines() -> Iterator[str]:
     yield "Allocators: how many tokens each head keeps (--allocators, or after the plus sign)"
     for entry in ALLOCATORS.values():
-        sizes = "; no budget, the scorer decides the size" if entry.sized_by_scorer else ""
+        sizes = "; no budget, the scorer decides the size" if entry.self_sized else ""
         yield from _component(entry, sizes, needs=entry.reads)
 
 

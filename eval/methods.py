@@ -17,10 +17,11 @@ from kvp.budgets import Budget
 from kvp.data.tasks import expand_tasks, find_task
 from kvp.errors import PolicyError, UsageError
 from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED, UNIFORM, check_methods, labelled_policy
+from kvp.plugins import OptionalParts
 from kvp.program.settings import ProtectionConfig
-from kvp.ranking import UNPROTECTED, Allocator, Protection, kept_tokens
+from kvp.ranking import UNPROTECTED, Allocator, AllocatorParts, Protection, kept_tokens
 from kvp.scoring import Scorer
-from policies import load_policy, make_allocator, make_scorer, sizes_itself, split_method
+from policies import load_policy, make_allocator, make_scorer, split_method
 from policies.controls import Random
 from policies.learned import LearnedScorer
 from policies.registry import ALLOCATORS, NULLS, SCORERS, Specification, make_method
@@ -224,8 +225,8 @@ def with_allocator(method: Method, spec: str | Allocator) -> Method:
     except UsageError as error:
         raise UsageError(f"--methods, --allocators: {error}") from None
     used = None if allocator.name == UNIFORM else allocator
-    named = replace(method, allocator=allocator.name, self_sized=sizes_itself(allocator))
-    return replace(named, allocator_object=used, written=(method.written[0], written))
+    named = replace(method, allocator=allocator.name, written=(method.written[0], written))
+    return replace(named, allocator_object=used, self_sized=AllocatorParts(allocator).self_sized)
 
 
 def registered_method(spec: str, seed: int) -> Method:
@@ -274,7 +275,7 @@ def file_digests(
     digests |= {label: scorer.digest for label, scorer in loaded if scorer.digest}
     made = [side for method in methods for side in (method.scorer, method.allocator_object)]
     for one in (*made, *map(find_task, expand_tasks(tasks))):
-        if one and not isinstance(one, LearnedScorer) and (digest := getattr(one, "digest", None)):
+        if one and not isinstance(one, LearnedScorer) and (digest := OptionalParts(one).digest):
             digests[one.name] = digest
         digests |= own_code([type(one).__module__])
     return digests

@@ -28,12 +28,12 @@ from kvp.data.tasks import TASKS_BY_FLAG, build_samples, expand_tasks, find_task
 from kvp.data.tasks.rows import TEXT
 from kvp.devices import torch_device
 from kvp.errors import UsageError
-from kvp.geometry import Geometry, check_geometry
+from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import load_configured_tokenizer
 from kvp.hf.model_config import context_limit
 from kvp.names import TUNED, plain_name
-from kvp.ranking import Protection
+from kvp.ranking import Protection, check_geometry
 
 
 class Evaluation(NamedTuple):

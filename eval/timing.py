@@ -30,7 +30,7 @@ from kvp.hf import EvictingCache, Prefill
 from kvp.hf.decoding import next_logits
 from kvp.hf.shrink import gather
 from kvp.progress import Progress
-from kvp.scoring import Needs
+from kvp.scoring import Needs, needs_of
 
 DECODED_TOKENS = 8
 """Decode steps timed per record; their median is reported."""
@@ -87,7 +87,7 @@ def _measure_prompt(
     future: list[Tensor] | None = None
     results = []
     for method in methods:
-        needs = method.scorer.needs if method.scorer else Needs()
+        needs = needs_of(method.scorer) if method.scorer else Needs()
         if needs.future and future is None:
             future = measure_future_attention(runner, prompt, run_prefix(runner, prompt, protocol))
         recorded = needs.queries, needs.hidden_after, needs.every_state

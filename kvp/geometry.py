@@ -19,8 +19,6 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from kvp.errors import PolicyError
-
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
@@ -82,18 +80,4 @@ class Geometry:
         return (
             f"{self.layers} layers x {self.kv_heads} KV heads "
             f"({self.query_heads} query heads, head_dim {self.head_dim}{which})"
-        )
-
-
-def check_geometry(scorer: Any, geometry: Geometry, allocator: Any = None) -> None:  # noqa: ANN401
-    """Raise PolicyError, naming both, where a policy or a budget file is of another geometry."""
-    if check := getattr(allocator, "check_geometry", None):
-        check(layers=geometry.layers, kv_heads=geometry.kv_heads)
-    trained = getattr(scorer, "geometry", None)
-    if isinstance(trained, Geometry) and trained != geometry:
-        name = getattr(scorer, "model_name", None) or "another model"
-        raise PolicyError(
-            f"policy {getattr(scorer, 'label', scorer.name)} was trained for {name}, {trained}; "
-            f"the model has {geometry}: name the policy's model (--model), or train a policy of "
-            "this one (docs/your_model.md)"
         )

@@ -97,6 +97,21 @@ def instance_of(thing: object, label: str, options: Mapping[str, Any] | None = N
         raise UsageError(f"{label} cannot be made: {reason_of(error)}") from error
 
 
+class OptionalParts:
+    """What an object may have besides its contract: its own, or else the values of the class."""
+
+    digest: str | None = None
+    """SHA-256 of the file that it is made from."""
+
+    def __init__(self, thing: object) -> None:
+        self._thing = thing
+
+    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401
+        thing = object.__getattribute__(self, "_thing")
+        own = hasattr(type(thing), name) or hasattr(thing, name)
+        return getattr(thing, name) if own else object.__getattribute__(self, name)
+
+
 def require(what: str, extra: str, *packages: str, error: type[KvpError] = UsageError) -> None:
     """Raise `error`, which begins with `what`, where a package of an extra of kvp is missing."""
     for package in packages:

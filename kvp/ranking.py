@@ -2,8 +2,8 @@
 evaluation and search share. Protection and ties are decided here alone.
 
 Scores are ranked under a protection; an allocator turns them into counts per layer and KV head; the
-best `count` tokens of every head stay. Without an allocator every head keeps the budget. An
-allocator may first replace the scores (`Pooling`), so that all heads keep the same tokens.
+best `count` tokens of every head stay. Without an allocator every head keeps the budget. One with
+`AllocatorParts.pooled` first replaces the scores, so that all heads keep the same tokens.
 
 Rankings list token indices, most important first. Ties go to the newer token. Protected tokens
 (attention sinks and the most recent ones) count inside the budget and come before all others; among
@@ -15,15 +15,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from kvp.budgets import Budget
-from kvp.errors import UsageError
-from kvp.plugins import user_errors
-from kvp.scoring import Scorer, View, group_budgets, score_layers, sizes_of
+from kvp.errors import PolicyError, UsageError
+from kvp.geometry import Geometry
+from kvp.plugins import OptionalParts, user_errors
+from kvp.scoring import Scorer, ScorerParts, View, group_budgets, needs_of, score_layers, sizes_of
 
 POOLS = ("logsumexp", "mean", "max")
 """How `pooled_scores` makes one score of those of all heads."""
@@ -61,12 +63,10 @@ UNPROTECTED = Protection(sinks=0, recents=0)
 
 def protection_of(value: Protection | str | None) -> Protection:
     """Itself, or as `--protection` has it: "on" (or None), "off"; UsageError for anything else."""
-    if value is None or value == "on":
-        return Protection()
-    if value == "off":
-        return UNPROTECTED
     if isinstance(value, Protection):
         return value
+    if value in (None, "on", "off"):
+        return UNPROTECTED if value == "off" else Protection()
     raise UsageError(
         f'protection={value!r} is neither "on", "off" nor a Protection(sinks=..., recents=...)'
     )
@@ -102,12 +102,10 @@ def pooled_scores(scores: Tensor, pool: str) -> Tensor:
 
 def _protected_order(tokens: int, protection: Protection) -> list[int]:
     """Indices of the protected tokens of a cache of `tokens`, in their fixed order."""
-    recents = list(range(tokens - 1, max(tokens - protection.recents, 0) - 1, -1))
-    sinks = list(range(min(protection.sinks, tokens)))
-    order: list[int] = []
-    for step in range(max(len(recents), len(sinks))):
-        order += recents[step : step + 1] + sinks[step : step + 1]
-    return list(dict.fromkeys(order))
+    recents = range(tokens - 1, max(tokens - protection.recents, 0) - 1, -1)
+    sinks = range(min(protection.sinks, tokens))
+    order = dict.fromkeys(chain.from_iterable(zip_longest(recents, sinks)))
+    return [token for token in order if token is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +119,7 @@ class Request:
     floor: int
     """Minimum tokens of a head: the protected ones, at least 1."""
     sizes: Tensor | None = None
-    """[L, H] int64, the scorer's sizes (`kvp.scoring.SelfSizing`), None if it has none."""
+    """[L, H] int64, the scorer's sizes (`kvp.scoring.ScorerParts`), None if it has none."""
 
     @property
     def total(self) -> int:
@@ -138,21 +136,35 @@ class Allocator(Protocol):
         """Registered name with its options, e.g. `ada(safeguard=0.5)`."""
 
     def allocate(self, request: Request) -> Tensor:
-        """Tokens per layer and KV head: [L, H] int64, floor <= count <= N, sum `request.total`.
-
-        A rule that misses the sum on purpose (it sizes the cache itself, or reproduces a published
-        rounding) has the attribute `meets_budget = False`.
-        """
+        """Tokens per layer and KV head: [L, H] int64, floor <= count <= N, sum `request.total`."""
 
 
-class Pooling(Protocol):
-    """An allocator that replaces the scores before they are ranked."""
+class AllocatorParts(OptionalParts):
+    """What an allocator may have besides name and `allocate`, and what counts where it has not."""
 
-    def pooled(self, scores: Tensor) -> Tensor:
-        """Scores to rank by: [L, H, N] with protected tokens at +inf -> [L, H, N], all heads equal.
+    meets_budget: bool = True
+    """False where its counts miss the total on purpose: sizes of a scorer, a published rounding."""
+    self_sized: bool = False
+    """True where it ignores the budget and takes the sizes that the scorer gives."""
+    pooled: Callable[[Tensor], Tensor] | None = None
+    """Replaces the scores before they are ranked: [L, H, N] with protected tokens at +inf ->
+    [L, H, N], all heads equal. What it puts at +inf comes right after the protected tokens."""
+    check_geometry: Callable[..., None] | None = None
+    """Called with `layers` and `kv_heads` of a model; raises PolicyError for one not its own."""
 
-        What it puts at +inf comes right after the protected tokens.
-        """
+
+def check_geometry(scorer: Any, geometry: Geometry, allocator: Any = None) -> None:  # noqa: ANN401
+    """Raise PolicyError, naming both, where a policy or a budget file is of another geometry."""
+    if check := AllocatorParts(allocator).check_geometry:
+        check(layers=geometry.layers, kv_heads=geometry.kv_heads)
+    policy = ScorerParts(scorer)
+    if isinstance(policy.geometry, Geometry) and policy.geometry != geometry:
+        name = policy.model_name or "another model"
+        raise PolicyError(
+            f"policy {policy.label or scorer.name} was trained for {name}, {policy.geometry}; the "
+            f"model has {geometry}: name the policy's model (--model), or train a policy of this "
+            "one (docs/your_model.md)"
+        )
 
 
 def allocated_counts(allocator: Allocator, request: Request) -> Tensor:
@@ -176,7 +188,7 @@ def allocated_counts(allocator: Allocator, request: Request) -> Tensor:
             f"{request.floor} (protected tokens, at least 1) to {tokens} (all)"
         )
     total = int(counts.sum())
-    if total != request.total and getattr(allocator, "meets_budget", True):
+    if total != request.total and AllocatorParts(allocator).meets_budget:
         raise UsageError(
             f"allocator {allocator.name} gave all heads together {total} tokens, the budget is "
             f"{request.total} (Request.total): change its counts (kvp.ranking.apportion meets a "
@@ -236,7 +248,7 @@ def apportion(shares: Tensor, total: int, *, minimum: int, maximum: int) -> Tens
     return counts + _mark_best(remainder, total - int(counts.sum()), within=1e-9)
 
 
-def winners(scores: Tensor, total: int, *, guaranteed: int) -> Tensor:
+def count_winners(scores: Tensor, total: int, *, guaranteed: int) -> Tensor:
     """Tokens of every head among the best `total` of all heads that compete: [C, U] int64.
 
     Scores [C, U, N], higher = keep, without NaN, are of C separate competitions of U heads each;
@@ -247,13 +259,9 @@ def winners(scores: Tensor, total: int, *, guaranteed: int) -> Tensor:
     competitions, heads, tokens = scores.shape
     newest_first = scores.flip(-1)
     safe = _mark_best(newest_first, guaranteed)
-    open_to_all = newest_first.masked_fill(safe, -torch.inf).mT.reshape(
-        competitions, tokens * heads
-    )
+    open_to_all = newest_first.masked_fill(safe, -torch.inf).mT.flatten(1)
     # A safe token must not be counted twice, so it also loses every tie at -inf.
-    taken = _mark_best(
-        open_to_all, total - heads * guaranteed, allowed=~safe.mT.reshape(competitions, -1)
-    )
+    taken = _mark_best(open_to_all, total - heads * guaranteed, allowed=~safe.mT.flatten(1))
     return guaranteed + taken.view(competitions, tokens, heads).sum(dim=1)
 
 
@@ -327,15 +335,15 @@ class Selection:
         return protected_scores(self._scores, self._protection)  # a copy, to be written to
 
     def _pool_by(self, allocator: Allocator | None) -> Selection:
-        """The selection by the scores that a `Pooling` allocator makes; this one for others."""
-        if allocator is None or not hasattr(allocator, "pooled"):  # as of `Pooling`
+        """The selection by the scores that an allocator pools; this one for others."""
+        if allocator is None or (pool := AllocatorParts(allocator).pooled) is None:
             return self
         for known, selection in self._pooled:
             if known is allocator:
                 return selection
         name = allocator.name
-        with user_errors(allocator.pooled, f"allocator {name}"):
-            scores = allocator.pooled(self._protected_scores)
+        with user_errors(pool, f"allocator {name}"):
+            scores = pool(self._protected_scores)
             if scores.shape != self._scores.shape:
                 raise UsageError(
                     f"allocator {name} pooled scores {tuple(self._scores.shape)} to "
@@ -393,7 +401,7 @@ def score_and_select(
     `Selection.tokens`.
     """
     sizes = sizes_of(scorer)
-    for budgets in group_budgets(scorer.needs, sorted({choice.budget for choice in choices})):
+    for budgets in group_budgets(needs_of(scorer), sorted({choice.budget for choice in choices})):
         scores = score_layers(scorer, views(budgets[0]))
         device = scores[0].device  # layers may lie on several devices
         prompts = torch.stack([layer.to(device) for layer in scores], dim=1)  # [B, L, H, N]

@@ -6,8 +6,7 @@ protection and budgets are `kvp.ranking`; the list of methods is `kvp.names`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
@@ -16,7 +15,8 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
-from kvp.plugins import user_errors
+from kvp.geometry import Geometry
+from kvp.plugins import OptionalParts, user_errors
 from kvp.rope import Rope
 
 ALL_QUERIES = -1
@@ -160,25 +160,38 @@ class Scorer(Protocol):
     def name(self) -> str:
         """Name in the registry, with its preset or options."""
 
-    @property
-    def needs(self) -> Needs:
-        """Inputs that the view must have; a scorer may leave it out where it needs none."""
-
     def score(self, view: View) -> Tensor:
         """Score every token of one layer: [B, H, N] float32, finite or -inf, never NaN."""
 
 
-def check_scorer(thing: Any, label: str, hint: str = "") -> Scorer:  # noqa: ANN401
-    """The object itself, with `Needs()`, which asks for nothing, if it has no `needs`.
+class ScorerParts(OptionalParts):
+    """What a scorer may have besides name and `score`, and what counts where it has not."""
 
-    UsageError, from `label` to `hint`, where it is no scorer.
-    """
+    needs: Needs = Needs()
+    """Inputs that the view must have."""
+    sizes: Callable[[Tensor], Tensor] | None = None
+    """For the allocator `self_sized` (GVote), the number of tokens per head: scores [..., N] ->
+    [...] int64, at least 1. Protected tokens come at +inf, and add to those that it selects."""
+    label: str | None = None
+    """What it is called in messages and files; None: its name."""
+    geometry: Geometry | None = None
+    """The only geometry of models that it works with."""
+    model_name: str | None = None
+    """The model that it was trained for, as people load it."""
+    metadata: Mapping[str, Any] | None = None
+    """How it was trained, as in `policy.json`: `model` is a `model_identity`."""
+
+
+def needs_of(scorer: Scorer) -> Needs:
+    """Inputs that the views of a scorer must have."""
+    return ScorerParts(scorer).needs
+
+
+def check_scorer(thing: Any, label: str, hint: str = "") -> Scorer:  # noqa: ANN401
+    """The object itself; UsageError, from `label` to `hint`, where it is no scorer."""
     with user_errors(thing, label):
-        if hasattr(thing, "score") and not hasattr(thing, "needs"):
-            with suppress(AttributeError, TypeError):  # an object that takes no attribute
-                object.__setattr__(thing, "needs", Needs())  # also of a frozen dataclass
         missing = ", ".join(part for part in ("name", "score") if not hasattr(thing, part))
-        if missing or not isinstance(getattr(thing, "needs", None), Needs):
+        if missing or not isinstance(needs_of(thing), Needs):
             lacks = missing or "needs of type kvp.scoring.Needs"
             raise UsageError(f"{label} is no scorer: it has no {lacks}{hint}")
     return cast(Scorer, thing)
@@ -193,23 +206,12 @@ def check_allocator(thing: object, label: str, hint: str = "") -> None:
 
 def label_of(scorer: Scorer) -> str:
     """What a method is called in messages and files: a policy's label, or else its name."""
-    return str(getattr(scorer, "label", scorer.name))
-
-
-@runtime_checkable
-class SelfSizing(Protocol):
-    """A scorer that also gives each head a size (GVote)."""
-
-    def sizes(self, scores: Tensor) -> Tensor:
-        """Number of tokens per head: scores [..., N] -> [...] int64, at least 1.
-
-        Protected tokens come at +inf, so that they add to the tokens the method selects.
-        """
+    return str(ScorerParts(scorer).label or scorer.name)
 
 
 def sizes_of(scorer: Scorer) -> Callable[[Tensor], Tensor] | None:
     """`sizes` of a scorer that gives each head a size, checked; None for all others."""
-    return partial(_checked_sizes, scorer) if isinstance(scorer, SelfSizing) else None
+    return ScorerParts(scorer).sizes and partial(_checked_sizes, scorer)
 
 
 def _checked_sizes(scorer: Any, scores: Tensor) -> Tensor:  # noqa: ANN401
@@ -229,7 +231,7 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
     A view is asked for when those before it have been scored, so one layer's may be made at a time.
     Raises UsageError when a scorer returns another shape or NaN, or a user's own one fails.
     """
-    needs, name = scorer.needs, f"method {scorer.name}"
+    needs, name = needs_of(scorer), f"method {scorer.name}"
     size = needs.layer_group
     if size == AUTO_GROUP:
         size = layers_per_group(len(views := [*views]), size)
@@ -270,6 +272,17 @@ def layers_per_group(layers: int, layer_group: int) -> int:
         return layer_group
     groups = max(4, -(-layers // 8))
     return max(1, -(-layers // groups))
+
+
+def score_views(scorer: Scorer, views: Sequence[View], layers: int) -> list[Tensor]:
+    """Scores of all views, those of a layer group from its first where all hold the same tokens."""
+    size = layers_per_group(layers, needs_of(scorer).layer_group)
+    positions = [view.positions.cpu() for view in views] if size > 1 else []
+    if len(views) == layers and all(
+        torch.equal(held, positions[index - index % size]) for index, held in enumerate(positions)
+    ):
+        return score_layers(scorer, views)
+    return [score_layers(scorer, [view])[0] for view in views]
 
 
 @torch.inference_mode()

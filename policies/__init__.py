@@ -7,9 +7,9 @@ which `sources` finds by its name (`bundled` has some). `registry` makes all of 
 
 from kvp.names import split_method
 from policies.policy_files import load_policy
-from policies.registry import make_allocator, make_method, make_scorer, resolve_method, sizes_itself
+from policies.registry import make_allocator, make_method, make_scorer, resolve_method
 
 __all__ = [
     "load_policy", "make_allocator", "make_method", "make_scorer",
-    "resolve_method", "sizes_itself", "split_method",
+    "resolve_method", "split_method",
 ]  # fmt: skip

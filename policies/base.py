@@ -140,17 +140,11 @@ class BaseScorer(Component):
 
 @dataclass(frozen=True, kw_only=True)
 class BaseAllocator(Component):
-    """An allocator; it adds its options and `allocate`."""
+    """An allocator; it adds its options, `allocate` and some of `kvp.ranking.AllocatorParts`."""
 
     reads: ClassVar[str] = "nothing"
     """What it takes of a scorer, in words."""
-    sized_by_scorer: ClassVar[bool] = False
-    """True if it ignores the budget and takes the sizes that the scorer gives."""
-
-    @property
-    def meets_budget(self) -> bool:
-        """Whether its counts add up to the budget; not where a scorer gives the sizes."""
-        return not self.sized_by_scorer
+    self_sized: ClassVar[bool] = False
 
     def allocate(self, request: Request) -> Tensor:
         """Tokens per layer and KV head (`kvp.ranking.Allocator`): [L, H] int64."""

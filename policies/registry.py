@@ -23,8 +23,8 @@ from kvp.names import (
 )
 from kvp.names import Specification as Specification
 from kvp.plugins import class_label, import_object, instance_of
-from kvp.ranking import Allocator
-from kvp.scoring import Needs, Scorer, SelfSizing, check_allocator, check_scorer
+from kvp.ranking import Allocator, AllocatorParts
+from kvp.scoring import Needs, Scorer, check_allocator, check_scorer, sizes_of
 from policies.allocators.ada import Ada
 from policies.allocators.evolved import Evolved
 from policies.allocators.global_budget import Global
@@ -50,11 +50,6 @@ from policies.snapkv import SnapKV
 from policies.streaming_llm import StreamingLLM
 from policies.tova import TOVA
 from policies.windowkv import WindowKV
-
-
-def sizes_itself(allocator: object) -> bool:
-    """Whether an allocator ignores the budget and takes the sizes that the scorer gives."""
-    return bool(getattr(allocator, "sized_by_scorer", False))
 
 
 def attention_free(method: str) -> bool:
@@ -179,7 +174,7 @@ def make_method(spec: ScorerSpec, allocator: AllocatorSpec | None = None) -> Sco
     left, allocator = split_sides(spec, allocator)
     scorer = make_scorer(left)
     made = make_allocator(UNIFORM if allocator is None else allocator)
-    if sizes_itself(made) and not isinstance(scorer, SelfSizing):
+    if AllocatorParts(made).self_sized and sizes_of(scorer) is None:
         raise UsageError(
             f"{scorer.name}+{made.name}: {scorer.name} does not say how many tokens it needs; "
             f"choose an allocator other than {made.name}"

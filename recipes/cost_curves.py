@@ -24,7 +24,7 @@ from kvp.ops.future_attention import future_attention
 from kvp.progress import Progress
 from kvp.ranking import Protection
 from kvp.ranking_metrics import attention_lost, grid_budgets, lost_importance, skill
-from kvp.scoring import Scorer, group_budgets, score_prompt
+from kvp.scoring import Scorer, group_budgets, needs_of, score_prompt
 from kvp.store import Trace, TraceReader
 
 PROTECTED = Protection(sinks=4, recents=16)
@@ -52,8 +52,11 @@ def lost(
     importance = future_attention(trace.queries, trace.keys, prefix_length=prefix_length)
     future, prompt = [layer[None] for layer in importance], stored_prefill(trace, prefix_length)
     scored = [
-        (score_prompt(scorer, prompt.views(scorer.needs, max(group), future=future)), max(group))
-        for group in group_budgets(scorer.needs, grid_budgets(prefix_length))
+        (
+            score_prompt(scorer, prompt.views(needs_of(scorer), max(group), future=future)),
+            max(group),
+        )
+        for group in group_budgets(needs_of(scorer), grid_budgets(prefix_length))
     ]
     return importance.double(), lost_importance(importance, scored, protection)
 
@@ -105,7 +108,7 @@ def main() -> None:
         for method in methods
         if method.scorer
     }
-    if more := [name for name, scorer in scorers.items() if whole_prompt_input(scorer.needs)]:
+    if more := [name for name, scorer in scorers.items() if whole_prompt_input(needs_of(scorer))]:
         raise UsageError(f"--methods {','.join(more)}: traces do not hold what they read")
     rows = measure(TraceReader(given.traces), scorers, given.sequences)
     print(summary(rows).round(3).to_csv(), end="")

@@ -51,7 +51,7 @@ from kvp.hf import Prefill
 from kvp.names import UNIFORM, split_list
 from kvp.progress import Progress, phase, say
 from kvp.ranking import UNPROTECTED, Protection, Selection
-from kvp.scoring import Scorer, score_prompt
+from kvp.scoring import Scorer, needs_of, score_prompt
 from policies.budget_files import BUDGET_FILE, BudgetFile, load_budgets, save_budgets
 
 
@@ -104,7 +104,7 @@ class PromptSet:
 
     def _score(self, index: int) -> Prefill:
         """Prefill with what the scorer reads, score every layer, keep what fits."""
-        needs = self.scorer.needs
+        needs = needs_of(self.scorer)
         seen = self.runner.prefill(self.prompts[index], self.protocol, needs)
         budget = min(self.plan.target.tokens(seen.tokens), seen.tokens)
         scores = score_prompt(self.scorer, seen.views(needs, budget))
@@ -229,7 +229,7 @@ def _method(config: EvalConfig) -> tuple[Method, Scorer]:
     method, *others = build_run_methods(config)
     if others or method.scorer is None or method.allocator != UNIFORM:
         raise UsageError(f"--scorer {config.methods}: name one scorer, without allocator")
-    if method.scorer.needs.future:
+    if needs_of(method.scorer).future:
         raise UsageError(f"--scorer {config.methods} needs the future: search with another method")
     return method, method.scorer
 

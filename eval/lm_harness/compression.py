@@ -10,6 +10,7 @@ from kvp.budgets import Budget, parse_budget
 from kvp.errors import KvpError, UsageError
 from kvp.names import split_list
 from kvp.ranking import UNPROTECTED, Protection, check_budget
+from kvp.scoring import needs_of
 
 QUESTIONS = {"inside": QUERY_AWARE, "outside": QUERY_AGNOSTIC}
 """Values of `question=` and the protocol of kvp eval that each is."""
@@ -58,7 +59,7 @@ def _method(spec: str, policies: str, seed: int, protocol: str) -> Method:
         names = ", ".join(method.spec for method in methods) or "nothing"
         raise UsageError(f"method={spec} means {names} here: the harness runs one method at a time")
     (method,) = methods
-    if method.scorer is not None and method.scorer.needs.future:
+    if method.scorer is not None and needs_of(method.scorer).future:
         raise UsageError(f"method={spec} needs the future, which only kvp eval can show it")
     return method
 

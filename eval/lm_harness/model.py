@@ -24,7 +24,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eval.evaluate import rows_of_logits, select_for_methods
 from eval.lm_harness.compression import CONTEXT_FIELDS, parse_compression
 from kvp.errors import UsageError
-from kvp.geometry import check_geometry
 from kvp.hf import EvictingCache, geometry_of, load_config, load_model, load_tokenizer, prefill
 from kvp.hf.attention import use_kvp_attention
 from kvp.hf.decoding import next_logits
@@ -35,7 +34,8 @@ from kvp.hf.scorer_inputs import check_inputs
 from kvp.hf.shrink import gather
 from kvp.names import DtypeName
 from kvp.progress import say
-from kvp.scoring import Needs
+from kvp.ranking import check_geometry
+from kvp.scoring import Needs, needs_of
 
 _HFLM_ARGUMENTS = (
     "max_length", "add_bos_token", "prefix_token_id", "softmax_dtype",
@@ -214,7 +214,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         method = self._method
         again = int(after == 1)
         scorer = method.scorer
-        needs = scorer.needs if scorer is not None and method.shrinks(cut) else Needs()
+        needs = needs_of(scorer) if scorer is not None and method.shrinks(cut) else Needs()
         fed = ids[None, : cut + again].to(self.model.device)
         seen = prefill(self.model, fed, needs, tokenizer=self.tokenizer, fed_again=again)
         ((_, kept),) = select_for_methods(seen, [method], None)

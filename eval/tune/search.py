@@ -36,8 +36,8 @@ from eval.results.tuned_settings import ScoredSetting, TunedMethod
 from eval.tune.config import TuneConfig
 from kvp.errors import UsageError
 from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED, Specification
-from kvp.ranking import UNPROTECTED, Allocator
-from policies import make_allocator, sizes_itself, split_method
+from kvp.ranking import UNPROTECTED, Allocator, AllocatorParts
+from policies import make_allocator, split_method
 from policies.base import Component, Grid
 from policies.registry import ALLOCATORS, FROM_OUTSIDE, NULLS, SCORERS
 
@@ -114,7 +114,7 @@ def _make_space(config: TuneConfig, scorer: str, allocator: str | None) -> Searc
     requested = scorer if allocator is None else f"{scorer}+{allocator}"
     specs = config.evaluation.allocator_list if allocator is None else (allocator,)
     allocators = {text: make_allocator(text) for text in specs}
-    if any(map(sizes_itself, allocators.values())):
+    if any(AllocatorParts(one).self_sized for one in allocators.values()):
         raise UsageError(
             f"--methods {requested} with {' or '.join(specs)}: what ignores the budget is not "
             "tuned; leave it out"

@@ -23,7 +23,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
-from kvp.geometry import check_geometry
 from kvp.hf.cache import EvictingCache
 from kvp.hf.calls import OPEN, Call, calling, install_dispatch, refuse_inside_block
 from kvp.hf.forward_pass import Evictor, ForwardPass, batch_shape, count_prompt_end, prepare_pass
@@ -36,8 +35,8 @@ from kvp.hf.prefill import prefill
 from kvp.hf.scorer_inputs import check_inputs, reads_text
 from kvp.hf.shrink import EvictionRule, check_repeatable, shrink
 from kvp.plugins import class_label, instance_of
-from kvp.ranking import Allocator, Protection, kept_tokens, protection_of
-from kvp.scoring import Needs, Scorer, check_allocator, check_scorer
+from kvp.ranking import Allocator, Protection, check_geometry, kept_tokens, protection_of
+from kvp.scoring import Needs, Scorer, check_allocator, check_scorer, needs_of
 
 
 def prefill_and_evict(
@@ -67,7 +66,7 @@ def prefill_and_evict(
         raise UsageError(f"fed_again must be 0 to {tokens - 1} of {tokens} tokens, got {fed_again}")
     cached = tokens - fed_again
     kept = kept_tokens(rule.budget, cached, rule.protection)
-    needs = rule.scorer.needs if rule.allocator is not None or kept < cached else Needs()
+    needs = needs_of(rule.scorer) if rule.allocator is not None or kept < cached else Needs()
     prompt = prefill(model, input_ids, needs, tokenizer=tokenizer, fed_again=fed_again)
     shrink(
         model, prompt, rule, padding=[0] * batch, input_ids=input_ids, tokenizer=tokenizer,
@@ -134,7 +133,7 @@ def _prepare_rule(
     made_allocator: Any = instance_of(allocator, class_label("allocator", allocator))
     if allocator is not None:
         check_allocator(made_allocator, repr(allocator), "; pass make_allocator(...)")
-    needs, method = made_scorer.needs, f"method {made_scorer.name}"
+    needs, method = needs_of(made_scorer), f"method {made_scorer.name}"
     if needs.future:
         raise UsageError(f"{method} needs the future: it only runs on observed traces")
     if tokenizer is None and reads_text(needs):

@@ -27,6 +27,7 @@ from kvp.hf.prefill import Prefill, recorded_hidden
 from kvp.hf.shrink import EvictionRule, check_repeatable, shrink, shrink_again
 from kvp.hf.visibility import RIGHT_PADDED, continue_positions, count_left_padding
 from kvp.ranking import budget_tokens
+from kvp.scoring import needs_of
 
 
 @dataclass(kw_only=True)
@@ -171,7 +172,7 @@ class Evictor:
 
     def begin(self, this_pass: ForwardPass) -> None:
         """Have recorded what the scorer reads of a pass that is about to run."""
-        cache, needs, seen = this_pass.cache, self.rule.scorer.needs, this_pass.seen
+        cache, needs, seen = this_pass.cache, needs_of(self.rule.scorer), this_pass.seen
         if not seen:
             padding = this_pass.padding = count_left_padding(this_pass.real)
             cache.recorder = None

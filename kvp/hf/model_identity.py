@@ -18,7 +18,7 @@ from kvp.hf.model_config import geometry_of
 from kvp.hf.rotary import restore_rope, rotary_of
 from kvp.names import NANO
 from kvp.own_packages import warn_caller
-from kvp.scoring import Scorer, label_of
+from kvp.scoring import Scorer, ScorerParts, label_of
 
 
 def model_identity(
@@ -94,9 +94,9 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def warn_of_another_model(model: PreTrainedModel, scorer: Scorer) -> None:
     """Warn, naming both, when a learned policy was trained on another model than `model`."""
-    metadata, geometry = getattr(scorer, "metadata", None), geometry_of(model.config)
-    trained_on = metadata.get("model") if isinstance(metadata, Mapping) else None
-    refused = getattr(scorer, "geometry", geometry) != geometry  # it says so when it scores
+    policy = ScorerParts(scorer)
+    trained_on = policy.metadata.get("model") if isinstance(policy.metadata, Mapping) else None
+    refused = policy.geometry not in (None, geometry_of(model.config))  # it says so when it scores
     if not refused and (name := describe_mismatch(model, trained_on)) is not None:
         warn_caller(f"policy {label_of(scorer)} was trained on {name}: its scores mean little here")
 

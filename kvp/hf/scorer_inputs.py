@@ -26,7 +26,7 @@ from kvp.hf.model_access import attention_modules, query_projection
 from kvp.hf.rotary import rope_of
 from kvp.messages import template_frame
 from kvp.rope import Rope
-from kvp.scoring import HiddenStates, Needs, Noise, Reconstruction, Scorer
+from kvp.scoring import HiddenStates, Needs, Noise, Reconstruction, Scorer, needs_of
 
 _PROMPT_NEEDS = {
     "rope": "the queries of the whole prompt",
@@ -54,7 +54,7 @@ def reads_text(needs: Needs) -> bool:
 def check_inputs(model: PreTrainedModel, scorers: Iterable[Scorer]) -> None:
     """Raise ModelError, naming the scorer, where `model` cannot give what one of them reads."""
     for scorer in scorers:
-        needs = scorer.needs
+        needs = needs_of(scorer)
         try:
             if needs.rope:
                 rope_of(model, 1)

@@ -31,13 +31,14 @@ from kvp.own_packages import warn_caller
 from kvp.ranking import (
     EMPTY_SLOT,
     Allocator,
+    AllocatorParts,
     Choice,
     Protection,
     Selection,
     check_budget,
     score_and_select,
 )
-from kvp.scoring import ALL_QUERIES, Needs, Scorer, View, layers_per_group, score_layers, sizes_of
+from kvp.scoring import ALL_QUERIES, Needs, Scorer, View, needs_of, score_views, sizes_of
 
 REMEDY = ': protection="off" leaves all to the method'  # which programs do not offer
 
@@ -79,14 +80,14 @@ def shrink(
     if rule.allocator is None and budgets == [columns - pad for pad in padding]:
         return
     kept: list[Tensor] = []  # per prompt [L, H, S], counted with padding
-    alone = rule.scorer.needs.text > 0
+    alone = needs_of(rule.scorer).text > 0
     for batch, part in split_batch(prefill, padding, model, input_ids, tokenizer, one_by_one=alone):
         pad, budget = padding[batch.start], budgets[batch.start]
         chosen = [all_tokens(part)] * part.keys[0].shape[0]
         if rule.allocator is not None or budget < part.tokens:
             choice = Choice(budget, rule.protection, rule.allocator)
             ((_, chosen),) = score_and_select(
-                partial(part.views, rule.scorer.needs), rule.scorer, [choice]
+                partial(part.views, needs_of(rule.scorer)), rule.scorer, [choice]
             )
         kept += [torch.where(tokens == EMPTY_SLOT, tokens, tokens + pad) for tokens in chosen]
     if all(tokens.shape[-1] == columns and bool((tokens != EMPTY_SLOT).all()) for tokens in kept):
@@ -128,7 +129,7 @@ def _stack_prompts(prompts: Sequence[Tensor]) -> Tensor:
 
 def check_repeatable(rule: EvictionRule) -> None:
     """Raise UsageError for a rule that cannot be applied to a cache that has been shrunk."""
-    if what := whole_prompt_input(rule.scorer.needs):
+    if what := whole_prompt_input(needs_of(rule.scorer)):
         raise UsageError(
             f"method {rule.scorer.name} reads {what}: it can evict once, right after a prompt "
             "that is read at once, not while decoding, in chunks or in further turns"
@@ -234,7 +235,7 @@ def _select_slots(
     layers: Sequence[_LayerOfEntry], rule: EvictionRule, budget: int, prompt_tokens: int
 ) -> list[Tensor]:
     """Slots of one batch entry that stay: per layer [H, S] int64, `EMPTY_SLOT` after the last."""
-    if rule.allocator is not None and hasattr(rule.allocator, "pooled"):
+    if rule.allocator is not None and AllocatorParts(rule.allocator).pooled:
         positions = [layer.positions.cpu() for layer in layers]
         if not all(torch.equal(held, positions[0][:1].expand(len(held), -1)) for held in positions):
             raise UsageError(
@@ -253,9 +254,9 @@ def _select_slots(
     parts = [
         (layer_scores, *part)
         for layer, layer_scores in zip(layers, scores, strict=True)
-        for part in layer.views(rule.scorer.needs, budget, prompt_tokens)
+        for part in layer.views(needs_of(rule.scorer), budget, prompt_tokens)
     ]
-    scored = _score_views(rule.scorer, [view for *_, view in parts], len(layers))
+    scored = score_views(rule.scorer, [view for *_, view in parts], len(layers))
     for (layer_scores, heads, part_slots, _), part_scores in zip(parts, scored, strict=True):
         layer_scores[heads] = layer_scores[heads].scatter(1, part_slots, part_scores[0])
     device = scores[0].device  # layers may lie on several devices
@@ -267,17 +268,6 @@ def _select_slots(
         _sort_slots(_take_slots(order, chosen.to(order.device), EMPTY_SLOT))
         for order, chosen in zip(orders, tokens, strict=True)
     ]
-
-
-def _score_views(scorer: Scorer, views: Sequence[View], layers: int) -> list[Tensor]:
-    """Scores of all views, those of a layer group from its first where all hold the same tokens."""
-    size = layers_per_group(layers, scorer.needs.layer_group)
-    positions = [view.positions.cpu() for view in views] if size > 1 else []
-    if len(views) == layers and all(
-        torch.equal(held, positions[index - index % size]) for index, held in enumerate(positions)
-    ):
-        return score_layers(scorer, views)
-    return [score_layers(scorer, [view])[0] for view in views]
 
 
 def _arrange_slots(slots: Sequence[Tensor], width: int, protection: Protection) -> Tensor:

@@ -27,7 +27,7 @@ from kvp.geometry import Geometry
 from kvp.llamacpp.decoder import Decoder
 from kvp.llamacpp.state import SequenceState
 from kvp.ranking import Choice, Protection, kept_tokens, score_and_select
-from kvp.scoring import Scorer
+from kvp.scoring import Scorer, needs_of
 
 LONGEST = 1 << 20
 """Tokens that a bounded sequence may have in all."""
@@ -140,7 +140,7 @@ def shrink(
     state = decoder.read()
     seen = int(state.positions[-1]) + 1
     tokens = llama.input_ids[: llama.n_tokens].tolist()
-    if len(tokens) != seen and scorer.needs.queries:
+    if len(tokens) != seen and needs_of(scorer).queries:
         raise UsageError(f"{scorer.name} reads queries: let llama.eval read the text")
     budgeted = kept_tokens(parse_budget(budget), len(state.positions), protection)
     held, first = _SHRUNK.get(llama), int(state.positions[0])
@@ -249,7 +249,7 @@ def _decoder(llama: Llama) -> Decoder:
 
 def _protection(asked: Protection | None, scorer: Scorer) -> Protection:
     asked = asked or Protection()
-    return replace(asked, recents=max(asked.recents, int(scorer.needs.queries > 0)))
+    return replace(asked, recents=max(asked.recents, int(needs_of(scorer).queries > 0)))
 
 
 class _BoundedSequence:
@@ -290,7 +290,7 @@ class _BoundedSequence:
         state, end = self.decoder.read(), self.cells.end
         if not np.array_equal(state.positions, np.arange(end - self.cells.kept, end)):
             raise ContextError("the llama.cpp cache was changed inside the block by something else")
-        first = max(self.cells.seen - self.scorer.needs.queries, 0)
+        first = max(self.cells.seen - needs_of(self.scorer).queries, 0)
         tokens = self.decoder.llama.input_ids[first : self.cells.seen].tolist()
         _evict_cells(self.decoder, self.scorer, state, self.cells, keep, self.protection, tokens)
 
@@ -310,7 +310,7 @@ def _evict_cells(
     """Keep the `keep` best cells of every head, and say so in `cells`."""
     started, positions, held = time.perf_counter(), cells.positions, cells.held
     views = partial(
-        decoder.views, state, scorer.needs,
+        decoder.views, state, needs_of(scorer),
         tokens=tokens, positions=positions, unbroken=cells.seen - held.floor,
     )  # fmt: skip
     ((_, (selected,)),) = score_and_select(views, scorer, [Choice(keep, protection)])

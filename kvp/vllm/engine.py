@@ -13,12 +13,12 @@ from torch import Tensor
 
 from kvp.contexts import BLOCK
 from kvp.errors import UsageError
-from kvp.geometry import Geometry, check_geometry
+from kvp.geometry import Geometry
 from kvp.model_fingerprint import can_turn, is_norm, norms_digest, rope_facts
-from kvp.ranking import Allocator
+from kvp.ranking import Allocator, check_geometry
 from kvp.rope import Rope
 from kvp.rope_parameters import rope_of_parameters
-from kvp.scoring import Needs, Scorer
+from kvp.scoring import Needs, Scorer, needs_of
 from kvp.vllm.plugin import configured_method, holds_uneven
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def policy_of(name: str, geometry: Geometry) -> tuple[Scorer, Allocator | None]:
     Raises UsageError for one that reads other inputs, PolicyError for one of another geometry.
     """
     scorer, allocator = configured_method(name)
-    if unmet := vars(replace(scorer.needs, budget=False)).items() - vars(Needs()).items():
+    if unmet := vars(replace(needs_of(scorer), budget=False)).items() - vars(Needs()).items():
         raise UsageError(
             f"{name} reads {', '.join(sorted(dict(unmet)))}, which engines do not show: take what "
             "reads keys and values alone, such as smollm2-135m-instruct-kv, keydiff or knorm, or "

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kvp.ranking import Request, winners
+from kvp.ranking import Request, count_winners
 from policies.base import BaseAllocator, Grid, Limits
 
 
@@ -28,4 +28,4 @@ class Ada(BaseAllocator):
         """Tokens of each head: [L, H] int64, every layer H * budget."""
         safe = max(request.floor, int(self.safeguard * request.budget))
         budget = request.scores.shape[1] * request.budget
-        return winners(request.scores, budget, guaranteed=safe)
+        return count_winners(request.scores, budget, guaranteed=safe)

@@ -18,7 +18,8 @@ class SelfSized(BaseAllocator):
 
     base_name: ClassVar[str] = "self_sized"
     reads: ClassVar[str] = "a scorer that sizes the cache itself"
-    sized_by_scorer: ClassVar[bool] = True
+    self_sized: ClassVar[bool] = True
+    meets_budget: ClassVar[bool] = False
 
     def allocate(self, request: Request) -> Tensor:
         """The scorer's sizes from `request.floor` to N: [L, H] int64; UsageError without any."""

@@ -26,7 +26,7 @@ class Shared(BaseAllocator):
     grid: ClassVar[Grid] = {"pool": POOLS}
 
     def pooled(self, scores: Tensor) -> Tensor:
-        """The score of a token, in every head (`kvp.ranking.Pooling`)."""
+        """The score of a token, in every head (`kvp.ranking.AllocatorParts`)."""
         return pooled_scores(scores, self.pool).expand(scores.shape)
 
     def allocate(self, request: Request) -> Tensor:

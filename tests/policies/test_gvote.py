@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from kvp.ranking import rank_tokens
-from kvp.scoring import HiddenStates, SelfSizing
+from kvp.scoring import HiddenStates, sizes_of
 from policies.gvote import GVote
 
 
 def test_the_prefix_of_its_size_is_its_set(make_view):
     view = make_view(tokens=60, batch=1)
     scorer = GVote(p_nuc=0.6, samples=4)
-    assert isinstance(scorer, SelfSizing)
+    assert sizes_of(scorer) is not None
     scores = scorer.score(view)
     votes = scores.floor().numpy()
     sizes, ranking = scorer.sizes(scores), rank_tokens(scores)

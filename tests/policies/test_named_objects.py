@@ -7,7 +7,7 @@ import torch
 
 from kvp.errors import UsageError
 from kvp.ranking import Request, allocated_counts
-from kvp.scoring import Needs, View, score_layers
+from kvp.scoring import Needs, View, needs_of, score_layers
 from policies import make_allocator, make_method, make_scorer
 from policies.allocators.ada import Ada
 from policies.snapkv import SnapKV
@@ -78,6 +78,8 @@ def test_objects_and_classes_are_taken_as_they_are():
     assert make_method(scorer) == (scorer, make_allocator("uniform"))
     assert make_method(Mine(), "global:kvzip")[1] == make_allocator("global:kvzip")
     assert make_method("snapkv", Ada(safeguard=0.5))[1].name == "ada(safeguard=0.5)"
+    slotted = type("Slotted", (), {"__slots__": (), "name": "slotted", "score": Mine.score})()
+    assert (make_scorer(slotted), needs_of(slotted)) == (slotted, Needs())
     with pytest.raises(UsageError, match="the allocator is given twice"):
         make_method("snapkv+ada", "ada")
     for name in ("kvp", "full", "nulls", "tuned", "kvzap"):

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from kvp.artifacts.manifest import read_sealed_json, sha256_file, write_sealed_json
 from kvp.artifacts.tensors import write_safetensors
 from kvp.errors import PolicyError
-from kvp.geometry import Geometry, check_geometry
+from kvp.geometry import Geometry
+from kvp.ranking import check_geometry
 from policies import load_policy
 from policies.learned import Calibration
 from policies.policy_files import PolicyMeta, head_file, load_shard, save_policy

@@ -13,11 +13,11 @@ from kvp.data.metrics import string_match_all
 from kvp.data.task import TaskSettings
 from kvp.data.tasks.ruler import generate
 from kvp.errors import KvpError, ModelError
-from kvp.geometry import check_geometry
 from kvp.hf import geometry_of
 from kvp.hf.model_identity import model_identity, weights_digest
 from kvp.names import SMOLLM2
 from kvp.nano import path
+from kvp.ranking import check_geometry
 from policies.sources import BUNDLED
 
 
