@@ -229,7 +229,7 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
     Scorers score all N tokens of a view; the scores of those that are fed again are dropped here,
     for every method alike. Layers of a group (`Needs.layer_group`) get the tensor of its first one.
     A view is asked for when those before it have been scored, so one layer's may be made at a time.
-    Raises UsageError when a scorer returns another shape or NaN, or a user's own one fails.
+    Raises UsageError when a scorer returns another shape, integers, NaN or +inf, or a user's fails.
     """
     needs, name = needs_of(scorer), f"method {scorer.name}"
     size = needs.layer_group
@@ -251,8 +251,9 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
                     f"{name} returned scores {tuple(scored.shape)} in layer {view.layer}, "
                     f"expected {tuple(shape)}"
                 )
-            if bool(scored.isnan().any()):
-                raise UsageError(f"{name} returned NaN in layer {view.layer}")
+            if not scored.is_floating_point() or not bool((scored < torch.inf).all()):
+                what = "NaN" if bool(scored.isnan().any()) else "+inf, or no floats,"
+                raise UsageError(f"{name} returned {what} in layer {view.layer}")
             if _versions(view) != before:
                 raise UsageError(f"{name} writes to its view: copy first (clone)")
         scores.append(scored[..., : scored.shape[-1] - view.fed_again].float())

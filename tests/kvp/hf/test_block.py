@@ -311,6 +311,8 @@ class Own:
     ("part", "make", "message"),
     [
         ("score", lambda view: view.keys[..., 0] * torch.nan, "method own returned NaN in layer 0"),
+        ("score", lambda view: view.keys[..., 0].abs() / 0, "own returned .inf, or no floats, in"),
+        ("score", lambda view: view.keys[..., 0].long(), "own returned .inf, or no floats, in la"),
         ("score", lambda view: view.keys[..., 0].to("meta"), "own failed .Runtime.* meta tensors"),
         ("score", lambda view: None, "^method own returned NoneType, expected a tensor$"),
         ("score", lambda view: view.values.zero_()[..., 0], "own writes to"),
@@ -324,8 +326,9 @@ class Own:
             r"^method own: its sizes are .3, 2. torch.float32,",
         ),
     ],
-    ids=["nan", "meta", "none", "writes", "pooled nan", "nothing", "needs", "sizes", "kind"],
-)
+    ids=["nan", "inf", "integers", "meta", "none", "writes", "pooled", "nothing", "needs", "sizes",
+         "kind"],
+)  # fmt: skip
 def test_failing_parts_of_a_users_method_are_one_line(qwen, prompt, part, make, message, one_line):
     own = Own(part, make)
     with one_line(UsageError, match=message):
