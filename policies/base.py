@@ -24,7 +24,7 @@ from kvp.ranking import Request
 from kvp.scoring import Needs, View
 
 AUTO = "auto"
-"""Value of an option that follows the budget, or the model."""
+"""Value of an option that follows the budget or the model; its limit tells the type of others."""
 
 FORCED = 2.0
 """Score above every probability: of tokens that a method always keeps, newest first."""
@@ -168,23 +168,24 @@ def _text(value: object) -> str:
 
 def _required_value(value: Any, default: object, limit: Any) -> str | None:  # noqa: ANN401
     """What an option with this default must be where `value` is not; None where it may be it."""
-    if default is None:  # the limit tells the type
-        if value is None or limit is None:
+    auto = " or auto" if default == AUTO else ""
+    if default is None or auto:  # the limit tells the type
+        if value == default or (limit is None and not auto):
             return None
+        limit = 0 if limit is None else limit
         default = limit[0] if isinstance(limit, tuple) else limit
     if isinstance(default, bool) or (isinstance(limit, tuple) and isinstance(limit[0], str)):
         choices = limit or (False, True)
         fits = any(value == choice and type(value) is type(choice) for choice in choices)
         wanted = f"one of {', '.join(map(_text, choices))}"
-    elif isinstance(default, int | float) or default == AUTO:
+    elif isinstance(default, int | float):
         least, largest = limit if isinstance(limit, tuple) else (limit or 0, math.inf)
         whole = not isinstance(default, float)
         number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
         fits = number and least <= value <= largest and value != math.inf
         bounds = f">= {least:g}" if largest == math.inf else f"from {least:g} to {largest:g}"
-        wanted = f"{'an integer' if whole else 'a number'} {bounds}"
-        if default == AUTO:
-            fits, wanted = fits or value == AUTO, f"{wanted} or auto"
+        others = " (or as limits say)" if value == default else ""
+        wanted = f"{'an integer' if whole else 'a number'} {bounds}{auto}{others}"
     else:
         return None
     return None if fits else wanted

@@ -1,6 +1,7 @@
 """How scorers and allocators are written, and which options cannot be."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 
@@ -9,6 +10,7 @@ from kvp.names import ALLOCATOR_NAMES
 from kvp.ranking import UNPROTECTED
 from kvp.scoring import ALL_QUERIES, AUTO_GROUP, Needs, Noise, Reconstruction
 from policies import make_allocator, make_method, make_scorer, resolve_method, split_method
+from policies.base import AUTO, BaseScorer
 from policies.budget_files import BudgetFile, save_budgets
 from policies.registry import SCORERS
 from policies.sources import find_policy
@@ -152,3 +154,26 @@ def test_needs_follow_the_options(spec, needs):
 def test_bad_options_are_refused(method, options, message):
     with pytest.raises(UsageError, match=f"^{method}: {message}"):
         SCORERS[method](**options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares(BaseScorer):
+    """Has an automatic option that may be any number, and one without a limit."""
+
+    base_name: ClassVar[str] = "shares"
+    limits: ClassVar = {"share": (0.0, 1.0)}
+    share: float | str = AUTO
+    offset: float = 0.0
+
+
+def test_the_limit_tells_the_type_of_an_automatic_option():
+    assert [Shares(share=share).share for share in (AUTO, 0.5, 1)] == [AUTO, 0.5, 1]
+    with pytest.raises(UsageError, match="share must be a number from 0 to 1 or auto, got 2"):
+        Shares(share=2)
+
+
+def test_a_default_below_zero_needs_limits():
+    kind = dataclass(frozen=True, kw_only=True)(type("Below", (Shares,), {
+        "__annotations__": {"offset": float}, "offset": -1.0}))  # fmt: skip
+    with pytest.raises(UsageError, match=r"offset must be a number >= 0 \(or as limits say\), got"):
+        kind()
