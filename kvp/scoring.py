@@ -109,7 +109,8 @@ class View:
     all of them, also the `fed_again` last ones, which no cache keeps. Axes are in the order that
     each field gives: B prompts, H KV heads, Q query heads (those of KV head h are h * Q / H and the
     Q / H - 1 after it), tokens oldest first, D channels. Tensors may share memory with the cache
-    and are not contiguous in general: `reshape` them, not `view`, and do not write to them.
+    and are not contiguous in general: `reshape` them, not `view`, and do not write to them (which
+    inference mode does not notice).
     """
 
     layer: int
