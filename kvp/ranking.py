@@ -78,8 +78,11 @@ def rank_tokens(scores: Tensor, protection: Protection = UNPROTECTED) -> Tensor:
     # Newest first: a stable sort then puts the newer of equal tokens first.
     newest_first = protected_scores(scores, protection).flip(-1)
     ranking = tokens - 1 - newest_first.argsort(dim=-1, descending=True, stable=True)
-    if order := _protected_order(tokens, protection):
-        ranking[..., : len(order)] = torch.tensor(order, device=scores.device)
+    recents = range(tokens - 1, max(tokens - protection.recents, 0) - 1, -1)
+    sinks = range(min(protection.sinks, tokens))
+    alternating = dict.fromkeys(chain.from_iterable(zip_longest(recents, sinks)))
+    order = [token for token in alternating if token is not None]
+    ranking[..., : len(order)] = torch.tensor(order, dtype=torch.int64, device=scores.device)
     return ranking
 
 
@@ -98,14 +101,6 @@ def pooled_scores(scores: Tensor, pool: str) -> Tensor:
     else:
         pooled = values.mean(0) if pool == "mean" else values.amax(0)
     return pooled.float().masked_fill(heads.isposinf().all(0), torch.inf)
-
-
-def _protected_order(tokens: int, protection: Protection) -> list[int]:
-    """Indices of the protected tokens of a cache of `tokens`, in their fixed order."""
-    recents = range(tokens - 1, max(tokens - protection.recents, 0) - 1, -1)
-    sinks = range(min(protection.sinks, tokens))
-    order = dict.fromkeys(chain.from_iterable(zip_longest(recents, sinks)))
-    return [token for token in order if token is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
