@@ -51,10 +51,10 @@ class Method(MethodSetting):
     """Tokens to keep; None for the full cache, and where the method sizes the cache itself."""
     protection: Protection = UNPROTECTED
 
-    def at(self, budget: Budget | None, protection: Protection | None) -> Method:
-        """The method at a budget, with the tokens that are always kept; None: not protected."""
-        kept = UNPROTECTED if protection is None else protection
-        return replace(self, protected=protection is not None, budget=budget, protection=kept)
+    def at(self, budget: Budget | None, protection: Protection) -> Method:
+        """The method at a budget, protected unless by `UNPROTECTED` itself, also of no tokens."""
+        protected = protection is not UNPROTECTED
+        return replace(self, protected=protected, budget=budget, protection=protection)
 
     @property
     def budget_spec(self) -> str | None:

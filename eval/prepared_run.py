@@ -33,7 +33,7 @@ from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import load_configured_tokenizer
 from kvp.hf.model_config import context_limit
 from kvp.names import TUNED, plain_name
-from kvp.ranking import Protection, check_geometry
+from kvp.ranking import UNPROTECTED, Protection, check_geometry
 
 
 class Evaluation(NamedTuple):
@@ -289,7 +289,7 @@ def plan_methods(
     for method in methods:
         full, chosen = method.scorer is None, (method.protected,)
         planned += [
-            method.at(budget, protected if flag else None)
+            method.at(budget, protected if flag else UNPROTECTED)
             for budget in ((None,) if full or method.self_sized else budgets)
             for flag in (chosen if full or method.tuned else PROTECTIONS[protection])
             if not (flag and budget in small)

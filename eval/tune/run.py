@@ -41,6 +41,7 @@ from kvp.artifacts.manifest import run_manifest, write_sealed_json
 from kvp.errors import UsageError
 from kvp.names import LEARNED, split_list
 from kvp.progress import phase, say
+from kvp.ranking import UNPROTECTED
 
 
 class Tuning:
@@ -103,7 +104,7 @@ class Tuning:
 
     def at_budgets(self, search: Search, setting: Method) -> list[Method]:
         """A setting at every budget, for every policy seed: what is run to score it."""
-        protection = self.protected if setting.protected else None
+        protection = self.protected if setting.protected else UNPROTECTED
         seeds: Iterable[Method] = (setting,)
         if setting.method == LEARNED:
             allocator = setting.allocator_object or setting.allocator

@@ -36,7 +36,7 @@ from eval.results.tuned_settings import ScoredSetting, TunedMethod
 from eval.tune.config import TuneConfig
 from kvp.errors import UsageError
 from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED, Specification
-from kvp.ranking import UNPROTECTED, Allocator, AllocatorParts
+from kvp.ranking import Allocator, AllocatorParts
 from policies import make_allocator, split_method
 from policies.base import Component, Grid
 from policies.registry import ALLOCATORS, FROM_OUTSIDE, NULLS, SCORERS
@@ -122,7 +122,7 @@ def _make_space(config: TuneConfig, scorer: str, allocator: str | None) -> Searc
     grid, presets = _searched_options(seeds[0])
     first = next(iter(allocators.values()))
     initial = [
-        with_allocator(one, first).at(None, UNPROTECTED if protected else None)
+        replace(with_allocator(one, first), protected=protected)
         for one in (seeds[0], *presets)
         for protected in PROTECTIONS[config.protection]
     ]

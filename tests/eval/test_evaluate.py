@@ -45,7 +45,7 @@ def prompts(runner):
 
 def _settings(methods, budget):
     return [
-        method.at(parse_budget(budget) if budget else None, SAFE if protection is SAFE else None)
+        method.at(parse_budget(budget) if budget else None, protection)
         for method in build_methods(split_list(methods))
         for protection in (SAFE, UNPROTECTED)
     ]
@@ -235,7 +235,7 @@ def test_future_attention_is_that_of_the_whole_text(runner, prompts, task, proto
 
 
 def _setting(method, budget, protection=UNPROTECTED):
-    return method.at(parse_budget(budget), protection if protection.tokens else None)
+    return method.at(parse_budget(budget), protection)
 
 
 def _kept(runner, prompt, protocol, setting):
