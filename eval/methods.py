@@ -87,17 +87,18 @@ def _sides(
     if isinstance(method, str):
         return split_method(method)
     scorer, allocator = method if isinstance(method, tuple) else (method, None)
-    first = made.setdefault(id(scorer), make_scorer(scorer))
-    if allocator is None:
-        return first, None
-    return first, made.setdefault(id(allocator), make_allocator(allocator))
+    if id(scorer) not in made:
+        made[id(scorer)] = make_scorer(scorer)
+    if allocator is not None and id(allocator) not in made:
+        made[id(allocator)] = make_allocator(allocator)
+    return made[id(scorer)], made.get(id(allocator))
 
 
-def recorded_spec(method: MethodArgument) -> str:
-    """How the settings of a run record a method."""
+def recorded_spec(method: MethodArgument, made: dict[int, Any]) -> str:
+    """How the settings of a run record a method; `made` as for `build_methods`."""
     if isinstance(method, str):
         return method
-    return "+".join(getattr(side, "name", "") for side in _sides(method, {}) if side is not None)
+    return "+".join(getattr(side, "name", "") for side in _sides(method, made) if side is not None)
 
 
 def _tuned_path(method: MethodArgument) -> str | None:
@@ -117,33 +118,34 @@ def protected_tokens(config: ProtectionConfig) -> Protection:
 
 def build_methods(
     methods: Sequence[MethodArgument], *, allocators: Sequence[str] = (UNIFORM,),
-    policies: Sequence[str] = (), seed: int = 0,
+    policies: Sequence[str] = (), seed: int = 0, made: dict[int, Any] | None = None,
 ) -> tuple[Method, ...]:  # fmt: skip
     """Methods of a run, in the order given; two spellings of one method count once.
 
     `methods` are `full`, SCORER, SCORER+ALLOCATOR, `nulls` (`NULLS`), `tuned:FILE`, or objects and
     classes of scorers, with an allocator as a pair; `allocators` are for those that name none,
-    `policies` for `kvp` (`policy_sources`), `seed` for random ones. Raises UsageError on what is
-    unknown, does not go together or shares a name, PolicyError on a damaged policy.
+    `policies` for `kvp` (`policy_sources`), `seed` for random ones. `made` is filled with the
+    object of each class, by its id. Raises UsageError on what is unknown, does not go together or
+    shares a name, PolicyError on a damaged policy.
     """
     built: list[Method] = []
-    objects: dict[int, Any] = {}
+    made = {} if made is None else made
     for method in methods:
         if (path := _tuned_path(method)) is not None:
             settings = load_settings(path)
             _refuse_unnamed(settings, str(method), [*methods, *allocators])
             built += _tuned_methods(settings, policies, seed)
             continue
-        scorer, allocator = _sides(method, objects)
+        scorer, allocator = _sides(method, made)
         if scorer == FULL:
             if allocator is not None:
                 raise UsageError(f"--methods {method}: the full cache has no allocator")
             built.append(Method(method=FULL))
             continue
         built += [
-            with_allocator(made, each)
+            with_allocator(expanded, each)
             for one in (NULLS if scorer == ALL_NULLS else (scorer,))
-            for made in _expand_scorer(one, policies, seed)
+            for expanded in _expand_scorer(one, policies, seed)
             for each in (allocators if allocator is None else (allocator,))
         ]
     refuse_namesakes(built)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -90,11 +90,11 @@ def prepare(
     )  # fmt: skip
 
 
-def build_run_methods(config: EvalConfig) -> tuple[Method, ...]:
-    """Methods of a run; errors as `build_methods`."""
+def build_run_methods(config: EvalConfig, made: dict[int, Any] | None = None) -> tuple[Method, ...]:
+    """Methods of a run; `made` and errors as for `build_methods`."""
     return build_methods(
         config.method_list, allocators=config.allocator_list, policies=config.policy_list,
-        seed=config.seed,
+        seed=config.seed, made=made,
     )  # fmt: skip
 
 

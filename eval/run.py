@@ -68,8 +68,10 @@ def run(
     if temporary and config.engine == "local":  # a launcher's processes have a folder each
         device = device_of_rank(config.device, config.worker)
         config = replace(config, device=device, rank=0, world_size=1)
-    methods = build_run_methods(config)
-    config = replace(config, methods=",".join(map(recorded_spec, config.method_list)))
+    made: dict[int, Any] = {}
+    methods = build_run_methods(config, made)
+    recorded = [recorded_spec(method, made) for method in config.method_list]
+    config = replace(config, methods=",".join(recorded))
     if config.dry_run:
         prepared = _prepare(config, methods, loaded)
         return measure_dry_run(load_runner(config, prepared.methods, loaded), prepared)

@@ -4,6 +4,7 @@ import html
 import json
 import pickle
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pandas as pd
 import pytest
@@ -25,6 +26,10 @@ class Newest:
 
     back: bool = False
     needs = Needs()
+    made: ClassVar[list] = []
+
+    def __post_init__(self):
+        self.made.append(self)
 
     @property
     def name(self):
@@ -95,12 +100,15 @@ def test_a_loaded_model_is_evaluated_as_its_name_is(model_folder):
 
 def test_names_classes_and_objects_side_by_side(model_folder, tiny_policy):
     oldest, policy = Newest(back=True), load_policy(tiny_policy)
-    methods = [Newest, oldest, (oldest, make_allocator("ada")), "knorm+ada", policy]
+    ada = make_allocator("ada")
+    methods = [Newest, (Newest, ada), oldest, (oldest, ada), "knorm+ada", policy]
+    Newest.made.clear()
     table = _evaluate(str(model_folder), methods)
+    assert len(Newest.made) == 1
     labels = table.groupby(["method", "allocator"]).size()
     assert dict(labels) == {
-        ("newest", "uniform"): 2, ("oldest", "uniform"): 2, ("oldest", "ada"): 2,
-        ("knorm", "ada"): 2, ("kvp", "uniform"): 2,
+        ("newest", "uniform"): 2, ("newest", "ada"): 2, ("oldest", "uniform"): 2,
+        ("oldest", "ada"): 2, ("knorm", "ada"): 2, ("kvp", "uniform"): 2,
     }  # fmt: skip
     assert set(table[table["method"] == "kvp"]["policy"]) == {"seed0"}
 
