@@ -39,10 +39,10 @@ class Method(MethodSetting):
     """What ranks the tokens; None for the full cache."""
     allocator_object: Allocator | None = field(default=None, compare=False)
     """What splits the budget over the heads; None: equally."""
-    written: tuple[Specification | None, Specification | None] = field(
-        default=(None, None), compare=False
-    )
-    """Scorer and allocator as they were named; None for objects and policies."""
+    written_scorer: Specification | None = field(default=None, compare=False)
+    """The scorer as it was named; None for an object."""
+    written_allocator: Specification | None = field(default=None, compare=False)
+    """The allocator as it was named; None for an object."""
     tuned: TunedSettings | None = None
     """The file with which kvp tune chose it, for one protocol and with or without protection."""
     protocol: str | None = None
@@ -159,8 +159,10 @@ def refuse_namesakes(methods: Iterable[Method]) -> None:
     """
     named: dict[object, tuple[object, Specification | None]] = {}
     for method in methods:
-        both = (method.ranking, method.scorer), (method.allocator, method.allocator_object)
-        for (name, made), written in zip(both, method.written, strict=True):
+        for name, made, written in (
+            (method.ranking, method.scorer, method.written_scorer),
+            (method.allocator, method.allocator_object, method.written_allocator),
+        ):
             earlier, before = named.setdefault(name, (made, written))
             if made is None or made is earlier or (written is not None and written == before):
                 continue
@@ -227,39 +229,45 @@ def with_allocator(method: Method, spec: str | Allocator) -> Method:
     except UsageError as error:
         raise UsageError(f"--methods, --allocators: {error}") from None
     used = None if allocator.name == UNIFORM else allocator
-    named = replace(method, allocator=allocator.name, written=(method.written[0], written))
-    return replace(named, allocator_object=used, self_sized=AllocatorParts(allocator).self_sized)
+    named = replace(
+        method, allocator=allocator.name, self_sized=AllocatorParts(allocator).self_sized
+    )
+    return replace(named, allocator_object=used, written_allocator=written)
 
 
 def registered_method(spec: str, seed: int) -> Method:
     """A registered method; random ones draw from the run's seed unless the spec names one."""
     written = Specification.parse(spec, "method")
-    method = replace(method_of(make_scorer(written)), written=(written, None))
+    method = method_of(make_scorer(written), written_scorer=written)
     if isinstance(method.scorer, Random) and "seed" not in written.options:
         return replace(method, scorer=replace(method.scorer, seed=seed))
     return method
 
 
-def method_of(scorer: Scorer, **of_policy: Any) -> Method:  # noqa: ANN401
+def method_of(scorer: Scorer, **given: Any) -> Method:  # noqa: ANN401
     """A scorer by its registered name: `name`, `name:preset` or `name(option=value)`.
 
-    A policy is called like its folder; other fields of its setting may be given.
+    A policy is called like its folder; other fields of the method may be given.
     """
     if isinstance(scorer, LearnedScorer):
         seed, label = scorer.metadata.get("training", {}).get("seed"), Path(scorer.label).name
         method = Method(method=LEARNED, policy=label, policy_seed=seed, scorer=scorer)
-        return replace(method, **of_policy)
-    named = Specification.split(scorer.name)
-    return Method(method=named.base, variant=named.variant or DEFAULT_VARIANT, scorer=scorer)
+    else:
+        named = Specification.split(scorer.name)
+        variant = named.variant or DEFAULT_VARIANT
+        method = Method(method=named.base, variant=variant, scorer=scorer)
+    return replace(method, **given)
 
 
 def learned_methods(arguments: Sequence[str]) -> list[Method]:
     """One `kvp` method per policy of `--policies`, with distinct labels."""
     if not arguments:
         raise UsageError(NEEDS_POLICIES)
-    written = Specification.parse(LEARNED, "method"), None
+    written = Specification.parse(LEARNED, "method")
     return [
-        method_of(load_policy(source), policy=label, policy_commit=source.commit, written=written)
+        method_of(
+            load_policy(source), policy=label, policy_commit=source.commit, written_scorer=written
+        )
         for label, source in policy_sources(arguments).items()
     ]
 

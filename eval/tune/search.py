@@ -63,7 +63,7 @@ class SearchSpace:
 
     def scorer_spec(self, setting: Method) -> str:
         """How `--methods` names a setting's scorer: `snapkv(window=16)`, `mine:Mine(step=2)`."""
-        written = self.seeds[0].written[0]
+        written = self.seeds[0].written_scorer
         if setting.scorer is None or written is None or setting.ranking == self.seeds[0].ranking:
             return self.scorer
         if written.base in (*SCORERS, *FROM_OUTSIDE):
@@ -137,7 +137,7 @@ def _searched_options(method: Method) -> tuple[Grid, list[Method]]:
     """Values of the options that a specification leaves open (of `snapkv:paper` none), and the
     presets to begin with, none where it has a preset or an option.
     """
-    scorer, written = method.scorer, method.written[0]
+    scorer, written = method.scorer, method.written_scorer
     if not isinstance(scorer, Component) or written is None:
         return {}, []
     preset = written.argument if written.base in SCORERS else None  # else the name of a class
