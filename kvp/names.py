@@ -130,8 +130,11 @@ class Specification:
 
     @property
     def variant(self) -> str:
-        """Preset or options as rows have them, `paper` or `window=16`; empty for the defaults."""
-        return self.text.strip().removeprefix(self.base).strip(":()")
+        """Preset or options as rows have them, `paper`, `window=16` or `paper(window=16)`; empty
+        for the defaults.
+        """
+        both = self.argument and self.option_text
+        return f"{self.argument or ''}{f'({self.option_text})' if both else self.option_text}"
 
     @cached_property
     def options(self) -> dict[str, Value]:

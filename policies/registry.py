@@ -89,7 +89,7 @@ def _check_name(name: str, kind: type, label: str, kinds: Mapping[str, type | No
     base = Specification.split(name).base
     if kind is not kinds.get(base, kind):
         raise UsageError(f"{label}: kvp has its own {base!r}; give it another name")
-    if base not in kinds and any(mark in name for mark in "+:("):
+    if base not in kinds:
         Specification.parse(name, f"{label}: name")
 
 

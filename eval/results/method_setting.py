@@ -88,7 +88,8 @@ class MethodSetting:
         allocator = "" if self.allocator == UNIFORM else f"+{self.allocator}"
         if self.variant == DEFAULT_VARIANT:
             return f"{self._named}{allocator}"
-        variant = f"({self.variant})" if "=" in self.variant else f":{self.variant}"
+        options = "=" in self.variant and "(" not in self.variant
+        variant = f"({self.variant})" if options else f":{self.variant}"
         return f"{self._named}{variant}{allocator}"
 
     @property

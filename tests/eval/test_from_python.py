@@ -33,7 +33,7 @@ class Newest:
 
     @property
     def name(self):
-        return "oldest" if self.back else "newest"
+        return "oldest:all(back=1)" if self.back else "newest"
 
     def score(self, view):
         positions = view.positions.float()
@@ -110,6 +110,7 @@ def test_names_classes_and_objects_side_by_side(model_folder, tiny_policy):
         ("newest", "uniform"): 2, ("newest", "ada"): 2, ("oldest", "uniform"): 2,
         ("oldest", "ada"): 2, ("knorm", "ada"): 2, ("kvp", "uniform"): 2,
     }  # fmt: skip
+    assert "oldest:all(back=1)+ada" in repr(table)
     assert set(table[table["method"] == "kvp"]["policy"]) == {"seed0"}
 
 

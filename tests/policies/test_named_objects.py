@@ -85,8 +85,9 @@ def test_objects_and_classes_are_taken_as_they_are():
     for name in ("kvp", "full", "nulls", "tuned", "kvzap"):
         with pytest.raises(UsageError, match=f"kvp has its own '{name}'; give it another name"):
             make_scorer(type("Taker", (Mine,), {"name": f"{name}:mine"}))
-    with pytest.raises(UsageError, match=r"method Taker: name 'mine\+ada' is not of the form"):
-        make_scorer(type("Taker", (Mine,), {"name": "mine+ada"}))
+    for name in ("mine+ada", "has, comma", "", "mine(step=3"):
+        with pytest.raises(UsageError, match=r"method Taker: name '.*' is not of the form"):
+            make_scorer(type("Taker", (Mine,), {"name": name}))
 
 
 @pytest.mark.usefixtures("module")
