@@ -239,7 +239,7 @@ def check_methods(specs: Iterable[str], flag: str, others: Sequence[str] = OTHER
     for spec in specs:
         scorer, allocator = split_method(spec)
         if message := name_error("method", scorer, SCORER_NAMES, others):
-            raise UsageError(f"--{flag}: {', '.join((message, *others))}")
+            raise UsageError(f"--{flag}: {message}")
         if allocator is not None:
             check_allocators([allocator], flag)
 
@@ -257,10 +257,15 @@ def name_error(
     """The message on a specification whose name cannot exist; empty where it may.
 
     A name without a dot is a module's only if there is such a module: a misspelt method is none.
-    The `others` are suggested and not listed; `policy` is the text where it could name a policy.
+    `policy` is the text where it could name a policy.
     """
     written = Specification.split(spec)
     name, module = written.base, is_object_name(written.name)
+    owner = written.name.rpartition(":")[0]
+    if name not in (*names, *others) and is_object_name(owner) and module_exists(owner):
+        return (
+            f"{kind} {written.name}: a preset of an own class is written as {owner}(option=value)"
+        )
     own = module and ("." in name or module_exists(name))
     if not name or name in (*names, *others) or own:
         return ""
@@ -270,9 +275,8 @@ def name_error(
         hint = f" (no module {name} can be found, in the working folder neither)"
     hint += did_you_mean(policy, POLICIES) if policy else ""
     more = f"; or a policy: {', '.join(POLICIES)}, a folder, org/name" if policy else ""
-    return (
-        f"unknown {kind} {name!r}{hint}: choose from {', '.join(names)}, package.module:Name" + more
-    )
+    known = ", ".join((*names, "package.module:Name", *others))
+    return f"unknown {kind} {name!r}{hint}: choose from {known}{more}"
 
 
 def split_list(text: str) -> tuple[str, ...]:

@@ -112,6 +112,7 @@ def test_a_module_of_the_working_folder_is_found():
         ("my_methods:Leaves", "method my_methods:Leaves cannot be made: SystemExit: 0"),
         ("my_methods:Plain(step=3)", "method my_methods:Plain cannot be made: TypeError: "),
         ("my_methods:plain(step=3)", "method my_methods:plain is an object; options are for clas"),
+        ("my_methods:SnapKV:paper", "method my_methods:SnapKV:paper: a preset of an own class is"),
         ("my_methods:Thief", "method my_methods:Thief: kvp has its own 'snapkv'; give it another"),
         ("snapkv+my_methods:Even", "allocator my_methods:Even: kvp has its own 'uniform'; give it"),
         ("their_methods:Newest", "unknown method 'their_methods' (no module their_methods can be "),
