@@ -94,8 +94,8 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
         "Smallest budget of those run that loses at most 5 points to the full cache (95 % "
         "confidence): ": shown,
         "More than 5 points are lost to the full cache at the largest budget: ": lost,
-        "In the mean more than 5 points are lost to the full cache at the largest budget, but "
-        "these prompts are too few to be sure: ": in_mean,
+        "At the largest budget the mean loss to the full cache is more than 5 points, but these "
+        "prompts are too few to be sure: ": in_mean,
         "Too few prompts to show that at most 5 points are lost to the full cache: ": unshown,
     }
     return [f"{case}{'; '.join(said)}." for case, said in cases.items() if said]

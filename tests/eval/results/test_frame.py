@@ -137,8 +137,8 @@ def test_learned_and_best_methods_are_compared_with_the_full_cache():
         "minus the other, paired by prompt. The best methods were picked on these prompts, which "
         "favours them. To tell differences of 5 points apart, run about 400 prompts in all.\n"
         # 1 x (100 / 5) ** 2
-        "In the mean more than 5 points are lost to the full cache at the largest budget, but "
-        "these prompts are too few to be sure: kvp+global; keydiff; knorm; kvzip; kvzip+global."
+        "At the largest budget the mean loss to the full cache is more than 5 points, but these "
+        "prompts are too few to be sure: kvp+global; keydiff; knorm; kvzip; kvzip+global."
     )
 
 
@@ -150,7 +150,7 @@ def test_learned_and_best_methods_are_compared_with_the_full_cache():
         ((1, 2, 30), "confidence): kvp 25%"),
         ((1, 7, 0), "confidence): kvp 50% (at 25% about 909 prompts would show it)"),
         ((30, 0, 0), "at the largest budget: kvp"),
-        ((14, 0, 0), "budget, but these prompts are too few to be sure: kvp"),
+        ((14, 0, 0), "more than 5 points, but these prompts are too few to be sure: kvp"),
         ((7, 0, 0), "full cache: kvp (at 50% about 909 prompts would show it)"),
     ],
 )
