@@ -249,13 +249,11 @@ def method_of(scorer: Scorer, **given: Any) -> Method:  # noqa: ANN401
 
     A policy is called like its folder; other fields of the method may be given.
     """
+    named = Specification.split(scorer.name)
+    method = Method(method=named.base, variant=named.variant or DEFAULT_VARIANT, scorer=scorer)
     if isinstance(scorer, LearnedScorer):
-        seed, label = scorer.metadata.get("training", {}).get("seed"), Path(scorer.label).name
-        method = Method(method=LEARNED, policy=label, policy_seed=seed, scorer=scorer)
-    else:
-        named = Specification.split(scorer.name)
-        variant = named.variant or DEFAULT_VARIANT
-        method = Method(method=named.base, variant=variant, scorer=scorer)
+        seed = scorer.metadata.get("training", {}).get("seed")
+        method = replace(method, policy=Path(scorer.label).name, policy_seed=seed)
     return replace(method, **given)
 
 
@@ -263,11 +261,9 @@ def learned_methods(arguments: Sequence[str]) -> list[Method]:
     """One `kvp` method per policy of `--policies`, with distinct labels."""
     if not arguments:
         raise UsageError(NEEDS_POLICIES)
-    written = Specification.parse(LEARNED, "method")
+    common = {"written_scorer": Specification.parse(LEARNED, "method")}
     return [
-        method_of(
-            load_policy(source), policy=label, policy_commit=source.commit, written_scorer=written
-        )
+        method_of(load_policy(source), policy=label, policy_commit=source.commit, **common)
         for label, source in policy_sources(arguments).items()
     ]
 

@@ -130,11 +130,9 @@ class Specification:
 
     @property
     def variant(self) -> str:
-        """Preset or options as rows have them, `paper`, `window=16` or `paper(window=16)`; empty
-        for the defaults.
-        """
+        """Preset and options as rows have them, `paper` or `window=16`; empty for the defaults."""
         both = self.argument and self.option_text
-        return f"{self.argument or ''}{f'({self.option_text})' if both else self.option_text}"
+        return f"{self.argument}({self.option_text})" if both else self.argument or self.option_text
 
     @cached_property
     def options(self) -> dict[str, Value]:
