@@ -5,9 +5,8 @@
 Answers the first COUNT questions, twenty together, greedily, at most 512 tokens each. CACHES are
 tokens per KV head, such as 64,128,256; the cache is compressed to that many every 16 tokens, the
 first 4 and the last 16 stay. METHOD is as in --methods, or a policy's folder or name; `full` evicts
-nothing, and "METHOD averaged 0.8" keeps 0.8 of a token's score at the eviction before. Prints
-accuracy with 95 % intervals (Wilson) and OUT.csv has every answer; what is there is not computed
-again.
+nothing. It prints the accuracy with 95 % intervals (Wilson). OUT.csv gets every answer; those that
+it has already are not computed again.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from scipy.stats import binomtest
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp import evicting, load_model
-from kvp.scoring import Scorer, View
 from policies import resolve_method
 
 TOGETHER, NEW_TOKENS, EVERY = 20, 512, 16
@@ -37,38 +35,6 @@ def last_number(text: str) -> str:
     """The last number of a text without commas and without a fraction of zeros."""
     found = NUMBER.findall(text)
     return found[-1].replace(",", "").removesuffix(".00").removesuffix(".0") if found else ""
-
-
-class Averaged:
-    """A scorer whose scores are moving averages over the evictions of an answer."""
-
-    def __init__(self, scorer: Scorer, weight: float) -> None:
-        """Keep `weight` of the average before."""
-        self.scorer, self.weight = scorer, weight
-        self.name, self.needs = f"{scorer.name} averaged {weight}", scorer.needs
-        self.before: dict[int, list[torch.Tensor]] = {}
-        """Per layer and prompt: one number of the value and the average at every position."""
-
-    def score(self, view: View) -> torch.Tensor:
-        """Averages, of tokens that are new the scores: [1, H, N] float32.
-
-        A prompt of the batch is known by the values of the tokens that it still holds.
-        """
-        scores = self.scorer.score(view)[0]
-        places = view.positions.expand(view.keys.shape[:3])[0]
-        values = view.values[0, ..., 0].float()
-        prompts = self.before.setdefault(view.layer, [])
-        for place, (known, averages) in enumerate(prompts):
-            index = places.clamp(max=known.shape[1] - 1)
-            old = places < known.shape[1]
-            if torch.equal(known.gather(1, index)[old], values[old]):
-                mixed = self.weight * averages.gather(1, index) + (1 - self.weight) * scores
-                scores = torch.where(old, mixed, scores)
-                del prompts[place]
-                break
-        table = torch.full((2, len(places), int(places.max()) + 1), torch.nan)
-        prompts.append(table.scatter(2, places.expand(2, -1, -1), torch.stack([values, scores])))
-        return scores[None]
 
 
 def answer(
@@ -83,11 +49,9 @@ def answer(
     texts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
     tokenizer.padding_side = "left"
     batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
-    name, _, weight = method.partition(" averaged ")
     evicted: AbstractContextManager[object] = nullcontext()
-    if name != "full":
-        scorer, allocator = resolve_method(name)
-        scorer = Averaged(scorer, float(weight)) if weight else scorer
+    if method != "full":
+        scorer, allocator = resolve_method(method)
         evicted = evicting(model, scorer, cache, allocator=allocator, every=EVERY)
     with evicted:
         made = model.generate(
