@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from operator import attrgetter
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from eval.results.records import group_by
 from kvp.data.metrics import score_answer
 from kvp.data.synthetic.text import prose
 from kvp.data.task import Sample, TaskSettings
@@ -39,10 +41,8 @@ def documents(rows: str | None, prompts: int, tokenizer: PreTrainedTokenizerBase
     if not Path(rows).is_file():
         raise UsageError(f"--rows {rows}: no such file")
     settings = TaskSettings(split="all", length=100_000, count=prompts, data=rows)
-    asked: dict[str, list[Sample]] = {}
-    for sample in build_samples("data", settings, tokenizer):
-        asked.setdefault(sample.context, []).append(sample)
-    return [*asked.items()]
+    samples = build_samples("data", settings, tokenizer)
+    return [*group_by(samples, attrgetter("context")).items()]
 
 
 def _needles() -> list[Document]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 
@@ -25,7 +25,7 @@ from eval.report.costs import count_passes
 from eval.results.folder import load_results
 from eval.results.method_setting import budget_order
 from eval.results.record_names import QUERY_AGNOSTIC, QUERY_AWARE
-from eval.results.records import Record
+from eval.results.records import Record, group_by
 from eval.results.stats import (
     Interval,
     bootstrap_mean,
@@ -98,10 +98,7 @@ def method(record: Record) -> str:
 
 def cells(records: Iterable[Record]) -> Cells:
     """Records by protocol, method and budget."""
-    found: Cells = defaultdict(list)
-    for record in records:
-        found[record["protocol"], method(record), record["budget_spec"] or FULL].append(record)
-    return found
+    return group_by(records, lambda r: (r["protocol"], method(r), r["budget_spec"] or FULL))
 
 
 def estimate(records: list[Record]) -> Interval:
@@ -183,12 +180,9 @@ def write_overall(name: str, records: list[Record]) -> None:
 
 def write_tasks(records: Iterable[Record], path: Path) -> None:
     """One line per protocol, task, method and budget."""
-    by_task: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        by_task[record["task"]].append(record)
     rows = [
         (protocol, task, name, budget, *_numbers(estimate(group)))
-        for task, part in by_task.items()
+        for task, part in group_by(records, itemgetter("task")).items()
         for (protocol, name, budget), group in cells(part).items()
     ]
     header = ["protocol", "task", "method", "budget", "prompts", "estimate", "low", "high"]

@@ -36,7 +36,8 @@ half of a window, answers more of nano's needles then than that of `qa` (docs/pa
 """
 WHOLE_PROMPT = 1 << 30
 """More tokens than any prompt has: its beginning and its end are read."""
-_MAX_PIECES = 512
+MAX_PIECES = 512
+"""Word pieces that a classifier reads at most: the first and the last half of longer prompts."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -92,7 +93,7 @@ def classify(text: str, source: str) -> str:
     It runs on the CPU, in float32. Raises ModelError when there is no such classifier.
     """
     model, tokenizer = load_classifier(source)
-    limit = min(_MAX_PIECES, getattr(model.config, "max_position_embeddings", _MAX_PIECES))
+    limit = min(MAX_PIECES, getattr(model.config, "max_position_embeddings", MAX_PIECES))
     ids = torch.tensor([both_ends(tokenizer, text, limit)])
     with torch.no_grad():
         best = int(logits_of(model, ids, torch.ones_like(ids)).argmax())
