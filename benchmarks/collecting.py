@@ -24,7 +24,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -103,35 +102,26 @@ def _samples(args: argparse.Namespace, vocabulary: int) -> list[Sample]:
 
 
 @torch.inference_mode()
-def _prefilled(model: PreTrainedModel, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Any]:
-    """Next tokens [B, 1], mask [B, T] and cache of prompts that are padded on the left."""
-    rows = [torch.tensor(sample.token_ids, device=model.device) for sample in samples]
-    ids, mask = (
-        pad_sequence(part, batch_first=True, padding_side="left")
-        for part in (rows, [torch.ones_like(row) for row in rows])
-    )
-    model.set_attn_implementation("sdpa")
-    cache = DynamicCache(config=model.config)
-    positions = (mask.cumsum(1) - 1).clamp_min(0)
-    logits = model(
-        ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
-    ).logits
-    return logits.argmax(-1), mask, cache
-
-
-@torch.inference_mode()
 def _bare(model: PreTrainedModel, samples: Sequence[Sample], batch_size: int) -> None:
+    """Run prompts, padded on the left, and decode each answer, token by token."""
+    model.set_attn_implementation("sdpa")
     for start in range(0, len(samples), batch_size):
         group = samples[start : start + batch_size]
-        tokens, mask, cache = _prefilled(model, group)
-        for _ in range(group[0].max_new_tokens - 1):
-            mask = torch.cat([mask, mask.new_ones(len(group), 1)], dim=1)
-            positions = mask.sum(1, keepdim=True) - 1
+        rows = [torch.tensor(sample.token_ids, device=model.device) for sample in group]
+        tokens, mask = (
+            pad_sequence(part, batch_first=True, padding_side="left")
+            for part in (rows, [torch.ones_like(row) for row in rows])
+        )
+        cache = DynamicCache(config=model.config)
+        positions = (mask.cumsum(1) - 1).clamp_min(0)
+        for _ in range(group[0].max_new_tokens):
             tokens = model(
                 tokens, attention_mask=mask, position_ids=positions, past_key_values=cache,
                 logits_to_keep=1,
             ).logits.argmax(-1)  # fmt: skip
             tokens.tolist()  # whoever decodes looks whether an answer ended
+            mask = torch.cat([mask, mask.new_ones(len(group), 1)], dim=1)
+            positions = mask.sum(1, keepdim=True) - 1
 
 
 def _collected(

@@ -2,12 +2,10 @@
 
     python -m benchmarks.decoding --out FILE
 
-Models are those of `benchmarks.models`; `wide` has 2 layers with the heads of Qwen2.5-7B (28 query
-and 4 KV heads, head_dim 128) and narrow projections, so that its time is the cache's. `attention`
-is the attention of one such layer alone. `full` is transformers' `DynamicCache` with its own sdpa
-attention, `uniform` keeps an eighth of the tokens in every head, `ragged` as many tokens with heads
-of very different lengths, once per backend of `kvp.ops.ragged_attention`. Caches are filled with
-random numbers: time does not depend on them.
+The page says what the models and caches are (`benchmarks.performance.parts`). `wide` has narrow
+projections, so that its time is the cache's. `uniform` is called *dense* there, and `ragged` is
+measured once per backend of `kvp.ops.ragged_attention`. Caches are filled with random numbers: time
+does not depend on them.
 
 Every case is a process of its own, on a CPU with one thread. In a round each cache is made anew and
 decodes `--steps` tokens after two that are not counted (there the tails are made); caches take
