@@ -1,19 +1,14 @@
 """The benchmark of collecting, at the smallest size that says something."""
 
-import json
-
 import pytest
 
-from benchmarks.collecting import CLOCKS, main
+from benchmarks.collecting import CLOCKS
 
 
-def test_ratios_are_medians_of_rounds(tmp_path):
-    out = tmp_path / "rate.json"
-    main([
-        "--models", "wide", "--layers", "1", "--prompts", "3", "--shortest", "6", "--longest", "20",
-        "--max_new_tokens", "4", "--batch_size", "2", "--rounds", "1", "--out", str(out),
-    ])  # fmt: skip
-    report = json.loads(out.read_text())
+def test_ratios_are_medians_of_rounds(run_benchmark):
+    sizes = ["--models", "wide", "--layers", "1", "--shortest", "6", "--longest", "20"]
+    rest = ["--prompts", "3", "--max_new_tokens", "4", "--batch_size", "2", "--rounds", "1"]
+    report = run_benchmark("collecting", *sizes, *rest)
     assert report["machine"]["cpu"]
     assert report["failed"] == {}
     assert [row["way"] for row in report["results"]] == ["bare", "collect", "one"]

@@ -15,7 +15,7 @@ from policies import make_scorer
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "kvpress"
 MODULES = ("presses",)
-pytestmark = pytest.mark.usefixtures("recipe")
+pytestmark = pytest.mark.usefixtures("recipe", "kvpress")
 
 
 def view_of(tokens, *, budget=16):
@@ -64,7 +64,6 @@ def kvpress(monkeypatch):
     monkeypatch.setitem(sys.modules, "kvpress", fake)
 
 
-@pytest.mark.usefixtures("kvpress")
 def test_a_press_gets_keys_the_ratio_and_the_layer():
     scorer = make_scorer("presses:RatioPress")
     assert isinstance(scorer, Scorer)
@@ -75,14 +74,12 @@ def test_a_press_gets_keys_the_ratio_and_the_layer():
     assert torch.equal(more, torch.full((2, 2, 40), 0.0 + 1 + 8))
 
 
-@pytest.mark.usefixtures("kvpress")
 def test_names_tell_the_press_and_its_options():
     for name in ("RatioPress", "RatioPress(factor=3)"):
         (method,) = build_methods([f"presses:{name}"])
         assert make_scorer(f"presses:{name}").name == name == method.spec
 
 
-@pytest.mark.usefixtures("kvpress")
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

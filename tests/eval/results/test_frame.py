@@ -29,6 +29,15 @@ def _record(method, budget, example="a", **fields):
     }  # fmt: skip
 
 
+def _answers(*scores, prompts=40, **fields):
+    """Records of every method at its budget; a score is that of all prompts, or those answered."""
+    return [
+        _record(method, budget, str(n), **fields, **(LEARNED if method == "kvp" else {}),
+                score=float(n in score) if isinstance(score, range) else score)
+        for method, budget, score in scores for n in range(prompts)
+    ]  # fmt: skip
+
+
 def _compare(records, tuned=(), planned=(), **recorded):
     results = Results(
         folder=Path(), manifest={"planned": planned, "identity": IDENTITY, **recorded},
@@ -155,11 +164,9 @@ def test_learned_and_best_methods_are_compared_with_the_full_cache():
     ],
 )
 def test_the_smallest_budget_that_loses_little(wrong, words):
-    records = [_record("full", None, str(number), score=1.0) for number in range(200)]
-    for lost, budget in zip(wrong, ("50%", "25%", "12.5%"), strict=True):
-        for number in range(200):
-            score = float(number >= lost)
-            records.append(_record("kvp", budget, str(number), score=score, **LEARNED))
+    kept = zip(wrong, ("50%", "25%", "12.5%"), strict=True)
+    scores = [("kvp", budget, range(lost, 200)) for lost, budget in kept]
+    records = _answers(("full", None, 1.0), *scores, prompts=200)
     last = _sentences(records).splitlines()[-1]
     assert f"{words}." in last, last
 
@@ -175,15 +182,10 @@ def test_the_smallest_budget_that_loses_little(wrong, words):
     ],
 )  # fmt: skip
 def test_a_difference_is_described_by_its_interval_and_its_test(theirs, words):
-    records = [_record("full", None, str(number), score=1.0) for number in range(60)]
-    for number, budget in itertools.product(range(60), ("12.5%", "25%")):
-        other = float(theirs[0] <= number < theirs[1])
-        records += [
-            _record("kvp", budget, str(number), score=float(number < 45), **LEARNED),
-            _record("random", budget, str(number), score=float(number < 15)),
-            _record("kvzip", budget, str(number), score=other),
-            _record("knorm", budget, str(number), score=other),
-        ]
+    right = {"kvp": (45,), "random": (15,), "kvzip": theirs, "knorm": theirs}
+    pairs = itertools.product(right, ("12.5%", "25%"))
+    scores = [(method, budget, range(*right[method])) for method, budget in pairs]
+    records = _answers(("full", None, 1.0), *scores, prompts=60)
     said = _sentences(records)
     _, other, null, *_ = said.splitlines()
     assert re.search(f"The best other method, kvzip .*%.*: {words}[.]$", other), said
@@ -209,15 +211,6 @@ def test_what_a_policy_was_trained_on_is_in_the_sentence(tasks, words):
     records = [row for task in ("niah_single_1", "vt") for row in _answers(*scores, task=task)]
     (comparison,) = _compare(records, policy_tasks={"seed0": tasks, "another": ["vt"]})
     assert words in " ".join(sentences(comparison))
-
-
-def _answers(*scores, prompts=40, **fields):
-    """Records of every method at its budget, all with its score."""
-    return [
-        _record(method, budget, str(n), score=score, **fields,
-                **(LEARNED if method == "kvp" else {}))
-        for method, budget, score in scores for n in range(prompts)
-    ]  # fmt: skip
 
 
 def test_one_method_beside_the_oracle_is_compared():
@@ -353,11 +346,10 @@ def test_unfinished_results_say_so_first_and_rank_nothing():
 
 def test_the_smallest_budget_is_the_one_of_fewest_tokens():
     records = [
-        _record(method, spec, str(n), score=score) | {"budget": tokens}
-        for method, spec, score, tokens in
-        (("full", None, 1.0, 100), ("random", "32", 0.0, 32), ("random", "75%", 1.0, 75))
-        for n in range(20)
-    ]  # fmt: skip
+        row | {"budget": tokens}
+        for spec, score, tokens in ((None, 1.0, 100), ("32", 0.0, 32), ("75%", 1.0, 75))
+        for row in _answers(("random" if spec else "full", spec, score), prompts=20)
+    ]
     assert sort_tasks("accuracy", records).usable == ("niah_single_1",)
 
 
@@ -376,13 +368,13 @@ def test_the_smallest_budget_is_the_one_of_fewest_tokens():
 )  # fmt: skip
 def test_tasks_that_cannot_tell_methods_apart_are_set_apart(full, null, metric, said):
     def of(task, scores):
-        return [
-            _record(method, None if method == "full" else budget, str(n), task=task, metric=metric,
-                    score=float(n < 100 * score) if metric == "all" else score)
-            for method, score in scores.items() if score is not None
-            for budget in (("6%", "50%") if method != "full" else ("",))
-            for n in range(100)
-        ]  # fmt: skip
+        found = [
+            (method, budget, range(round(100 * score)) if metric == "all" else score)
+            for method, score in scores.items()
+            if score is not None
+            for budget in ((None,) if method == "full" else ("6%", "50%"))
+        ]
+        return _answers(*found, prompts=100, task=task, metric=metric)
 
     odd = of("vt", {"full": full, "random": null, "knorm": 0.2})
     sure = of("niah_single_1", {"full": 1.0, "random": 0.0, "knorm": 1.0})
@@ -415,12 +407,12 @@ def test_texts_that_need_no_context_are_set_apart():
 
 def test_every_number_has_its_column():
     records = [
-        _record(method, budget, str(n), task=task, score=float(n < right))
-        for method, budget, rights in (
-            ("full", None, (40, 4)), ("knorm", "25%", (30, 8)), ("random", "25%", (0, 0)),
+        row
+        for task, full, knorm in (("all", 40, 30), ("vt", 4, 8))
+        for row in _answers(
+            ("full", None, range(full)), ("knorm", "25%", range(knorm)), ("random", "25%", 0.0),
+            task=task,
         )
-        for task, right in zip(("all", "vt"), rights, strict=True)
-        for n in range(40)
     ]  # fmt: skip
     table = tidy(_compare(records)[0])
     assert table.duplicated(["task", "method", "setting", "budget"]).sum() == 0

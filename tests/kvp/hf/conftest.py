@@ -1,6 +1,6 @@
 """Small random models of six families, and attention under explicit masks as their reference."""
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -91,13 +91,11 @@ def attention_inputs():
         def hook(module, args, kwargs):
             states.append(args[0] if args else kwargs["hidden_states"])
 
-        handles = [
-            layer.self_attn.register_forward_pre_hook(hook, with_kwargs=True)
-            for layer in model.model.layers
-        ]
-        yield states
-        for handle in handles:
-            handle.remove()
+        with ExitStack() as hooks:
+            for layer in model.model.layers:
+                attention = layer.self_attn
+                hooks.enter_context(attention.register_forward_pre_hook(hook, with_kwargs=True))
+            yield states
 
     return recorded
 
@@ -136,25 +134,22 @@ def masks_set():
 
     @contextmanager
     def setting(model, allowed):
-        handles = []
-        for layer, seen in allowed.items():
-            bias = torch.zeros(seen.shape, dtype=model.dtype)
-            bias = bias.masked_fill(~seen, torch.finfo(model.dtype).min)
-            bias = bias.repeat_interleave(model.config.num_attention_heads // len(seen), dim=0)
+        with ExitStack() as hooks:
+            for layer, seen in allowed.items():
+                bias = torch.zeros(seen.shape, dtype=model.dtype)
+                bias = bias.masked_fill(~seen, torch.finfo(model.dtype).min)
+                bias = bias.repeat_interleave(model.config.num_attention_heads // len(seen), dim=0)
 
-            def with_mask(module, args, kwargs, bias=bias):
-                return args, {**kwargs, "attention_mask": bias[None]}
+                def with_mask(module, args, kwargs, bias=bias):
+                    return args, {**kwargs, "attention_mask": bias[None]}
 
-            attention = attention_of(model, layer)
-            handles.append(attention.register_forward_pre_hook(with_mask, with_kwargs=True))
-        before = model.config._attn_implementation
-        model.set_attn_implementation("eager")
-        try:
+                attention = attention_of(model, layer)
+                hooks.enter_context(
+                    attention.register_forward_pre_hook(with_mask, with_kwargs=True)
+                )
+            hooks.callback(model.set_attn_implementation, model.config._attn_implementation)
+            model.set_attn_implementation("eager")
             yield
-        finally:
-            model.set_attn_implementation(before)
-            for handle in handles:
-                handle.remove()
 
     return setting
 
@@ -223,13 +218,11 @@ def rows_noted(model, rows):
             held = held_by(kwargs["past_key_values"], entry)
             row.after.append([[len(head) for head in heads] for heads in held.values()])
 
-    handles = [
+    with (
         model.register_forward_pre_hook(before, with_kwargs=True),
         model.register_forward_hook(after, with_kwargs=True),
-    ]
-    yield
-    for handle in handles:
-        handle.remove()
+    ):
+        yield
 
 
 @pytest.fixture

@@ -68,11 +68,10 @@ def test_threads_keep_their_calls_apart(qwen, prompt, generate):
             met.add(threading.get_ident())
             together.wait(60)
 
-    handle = qwen.model.layers[1].register_forward_pre_hook(meet)
-    with evicting(qwen, scorer, 22), ThreadPoolExecutor(4) as threads:
+    meeting = qwen.model.layers[1].register_forward_pre_hook(meet)
+    with meeting, evicting(qwen, scorer, 22), ThreadPoolExecutor(4) as threads:
         running = [threads.submit(copy_context().run, generate, qwen, ids, 4) for ids in prompts]
         results = [one.result(60) for one in running]
-    handle.remove()
     for result, alone in zip(results, expected, strict=True):
         assert stored_tokens(result) == 22 + 3
         assert torch.equal(result.sequences, alone.sequences)
@@ -156,11 +155,10 @@ def test_a_pipeline_is_evicted_from(qwen, letters):
     with evicting(qwen, make_scorer("keydiff"), 22):
         alone = qwen.generate(ids, max_new_tokens=4, do_sample=False)
     run = pipeline("text-generation", model=qwen, tokenizer=tokenizer)
-    handle = qwen.register_forward_hook(note)
-    with evicting(qwen, make_scorer("keydiff"), 22), warnings.catch_warnings():
+    noting = qwen.register_forward_hook(note)
+    with noting, evicting(qwen, make_scorer("keydiff"), 22), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         text = run(TEXT, max_new_tokens=4, do_sample=False, return_full_text=False)
-    handle.remove()
     assert seen[1:] == [23, 24, 25]  # the first hook runs before the eviction
     assert text[0]["generated_text"] == tokenizer.decode(alone[0, ids.shape[1] :])
 

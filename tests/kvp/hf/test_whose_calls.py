@@ -147,15 +147,13 @@ def test_a_call_that_outlives_its_block_ends_as_inside(qwen, prompt, by_content,
 
     with block():
         expected = generate(qwen, prompt(TOKENS), 12)
-    handle = qwen.model.layers[1].mlp.register_forward_pre_hook(wait)
-    with ThreadPoolExecutor(1) as pool:
+    with qwen.model.layers[1].mlp.register_forward_pre_hook(wait), ThreadPoolExecutor(1) as pool:
         with block():
             running = pool.submit(copy_context().run, generate, qwen, prompt(TOKENS), 12)
             begun.wait(60)
         assert stored_tokens(generate(qwen, prompt(TOKENS), 2)) == TOKENS + 1
         left.set()
         output = running.result(60)
-    handle.remove()
     assert torch.equal(output.sequences, expected.sequences)
     assert stored_tokens(output) == stored_tokens(expected)
     assert qwen.config._attn_implementation == "eager"
