@@ -44,7 +44,7 @@ from kvp.names import split_list
 from kvp.ranking import Protection, score_and_select
 from kvp.vllm.plugin import configured_method
 
-NEW_TOKENS = 64
+NEW_TOKENS, SEED = 64, 6201
 FULL = "full"
 
 
@@ -58,7 +58,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=int, required=True, help="of each task")
     parser.add_argument("--length", type=int, required=True, help="tokens at most")
     parser.add_argument("--essays", required=True, help="folder of texts around the needles")
-    parser.add_argument("--seed", type=int, default=6201)
     parser.add_argument("--kv_cache_dtype", default="auto", help="vLLM's, such as fp8")
     parser.add_argument("--out", type=Path, required=True, help="rows, JSONL")
     return parser
@@ -171,7 +170,7 @@ def main() -> None:
         both = Both(given, folder)
         for task in split_list(given.tasks):
             settings = TaskSettings(
-                split="test", length=given.length, count=given.prompts, seed=given.seed,
+                split="test", length=given.length, count=given.prompts, seed=SEED,
                 essays=given.essays,
             )  # fmt: skip
             samples = build_samples(task, settings, both.tokenizer)

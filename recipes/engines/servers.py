@@ -16,8 +16,7 @@ from kvp.errors import UsageError
 def free_port() -> int:
     """A port that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
+        return int(free.getsockname()[1])
 
 
 @contextmanager
