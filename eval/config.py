@@ -19,16 +19,7 @@ from kvp.data.metrics import METRIC_NAMES
 from kvp.data.task import INPUT_FLAGS
 from kvp.errors import UsageError
 from kvp.names import LEARNED, UNIFORM, split_list
-from kvp.program.settings import (
-    Bounds,
-    DataConfig,
-    DryRunConfig,
-    Group,
-    ModelConfig,
-    ProtectionConfig,
-    RunConfig,
-    WorkersConfig,
-)
+from kvp.program import settings as groups
 
 IDENTITY_FIELDS = (
     "model", "revision", "length", "split", *INPUT_FLAGS, "metric", "tree_paths", "measure",
@@ -44,7 +35,7 @@ NEEDS_POLICIES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptConfig(DataConfig):
+class PromptConfig(groups.DataConfig):
     """Prompts."""
 
     data: str | None = None  # type: ignore[assignment]
@@ -75,7 +66,7 @@ class PromptConfig(DataConfig):
     """What is measured of prompts that have an answer: the score of the generated one, or the
     perplexity of the reference. Dialogues and running text always have the perplexity measured."""
 
-    MINIMUMS: ClassVar[Bounds] = {"continuation_tokens": 1, "max_new_tokens": 1}
+    MINIMUMS: ClassVar[groups.Bounds] = {"continuation_tokens": 1, "max_new_tokens": 1}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,7 +114,7 @@ def _numbers(flag: str, text: str | None, *, most: float) -> tuple[float, ...] |
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureConfig(Group):
+class MeasureConfig(groups.Group):
     """Measurement."""
 
     protection: Literal["both", "on", "off"] = "both"
@@ -138,7 +129,7 @@ class MeasureConfig(Group):
     """Maximum sequences in the cache that are decoded as one batch."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("policies",)
-    MINIMUMS: ClassVar[Bounds] = {"decode_batch": 1}
+    MINIMUMS: ClassVar[groups.Bounds] = {"decode_batch": 1}
 
     def check_names(self) -> None:
         """Raise KvpError on a name that cannot exist."""
@@ -148,7 +139,7 @@ class MeasureConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfig):
+class EvaluationConfig(PromptConfig, MeasureConfig, groups.ModelConfig, groups.ProtectionConfig):
     """What kvp eval, kvp tune and kvp evolve share."""
 
     IDENTITY: ClassVar[tuple[str, ...]] = IDENTITY_FIELDS
@@ -166,7 +157,7 @@ class EvaluationConfig(PromptConfig, MeasureConfig, ModelConfig, ProtectionConfi
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig(EvaluationConfig, RunConfig, WorkersConfig, DryRunConfig):
+class EvalConfig(EvaluationConfig, groups.RunConfig, groups.WorkersConfig, groups.DryRunConfig):
     """Settings of kvp eval."""
 
     out: str = ""
@@ -193,7 +184,7 @@ class EvalConfig(EvaluationConfig, RunConfig, WorkersConfig, DryRunConfig):
     and kvp report then leaves the seconds out."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
-    MINIMUMS: ClassVar[Bounds] = {"prompts": 1, "timing_prompts": 0}
+    MINIMUMS: ClassVar[groups.Bounds] = {"prompts": 1, "timing_prompts": 0}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,14 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from eval.evaluate import (
-    Prompt,
-    Runner,
-    measure_future_attention,
-    run_prefix,
-    select_for_methods,
-    tokens_per_head,
-)
+from eval import evaluate
 from eval.methods import Method
 from eval.results.records import Record
 from kvp.hf import EvictingCache, Prefill
@@ -38,12 +31,15 @@ SECONDS, FLOPS = (
     (f"prefill_{of}", f"evict_{of}", f"decode_{of}_per_token") for of in ("seconds", "flops")
 )
 """Fields of a record: what the three stages of a request take."""
-Meter = Callable[[Runner], AbstractContextManager[list[float]]]
+Meter = Callable[[evaluate.Runner], AbstractContextManager[list[float]]]
 """A context around a piece of work; the list then holds what the work took."""
 
 
 def timing_records(
-    runner: Runner, prompts: Sequence[Prompt], protocol: str, methods: Sequence[Method]
+    runner: evaluate.Runner,
+    prompts: Sequence[evaluate.Prompt],
+    protocol: str,
+    methods: Sequence[Method],
 ) -> list[Record]:
     """One record per method: the (lower) median over the prompts of everything measured.
 
@@ -76,7 +72,7 @@ def timing_records(
 
 @torch.inference_mode()
 def _measure_prompt(
-    runner: Runner, prompt: Prompt, protocol: str, methods: Sequence[Method],
+    runner: evaluate.Runner, prompt: evaluate.Prompt, protocol: str, methods: Sequence[Method],
     meter: Meter, fields: Sequence[str],
 ) -> list[dict[str, float]]:  # fmt: skip
     """What every method takes; `fields` name what the meter measures of the stages."""
@@ -89,7 +85,9 @@ def _measure_prompt(
     for method in methods:
         needs = needs_of(method.scorer) if method.scorer else Needs()
         if needs.future and future is None:
-            future = measure_future_attention(runner, prompt, run_prefix(runner, prompt, protocol))
+            future = evaluate.measure_future_attention(
+                runner, prompt, evaluate.run_prefix(runner, prompt, protocol)
+            )
         recorded = needs.queries, needs.hidden_after, needs.every_state
         if recorded not in prefills:
             with meter(runner) as took:
@@ -99,11 +97,11 @@ def _measure_prompt(
         with meter(runner) as took:
             # Anew for every method, so that its time includes the extra passes that it needs.
             fresh = seen.with_inputs(runner.model, before, runner.tokenizer)
-            ((_, kept),) = select_for_methods(fresh, [method], future)
+            ((_, kept),) = evaluate.select_for_methods(fresh, [method], future)
             cache = gather(seen, [kept])
         sizes = {
             "prompt_tokens": prompt.encoded.prompt_length,
-            "kept_tokens": tokens_per_head(kept),
+            "kept_tokens": evaluate.tokens_per_head(kept),
             "cache_bytes": cache.nbytes,
         }
         decode = _decode(runner, cache, ids[cached:], cached, meter)
@@ -112,7 +110,7 @@ def _measure_prompt(
 
 
 def _decode(
-    runner: Runner, cache: EvictingCache, feed: Tensor, position: int, meter: Meter
+    runner: evaluate.Runner, cache: EvictingCache, feed: Tensor, position: int, meter: Meter
 ) -> float:
     tokens = feed[None]
     steps = []
@@ -126,7 +124,7 @@ def _decode(
 
 
 @contextmanager
-def _timed(runner: Runner) -> Iterator[list[float]]:
+def _timed(runner: evaluate.Runner) -> Iterator[list[float]]:
     def now() -> float:
         if runner.model.device.type == "cuda":
             torch.cuda.synchronize(runner.model.device)
@@ -139,7 +137,7 @@ def _timed(runner: Runner) -> Iterator[list[float]]:
 
 
 @contextmanager
-def _count_flops(_: Runner) -> Iterator[list[float]]:
+def _count_flops(_: evaluate.Runner) -> Iterator[list[float]]:
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     took: list[float] = []
     with FlopCounterMode(display=False, custom_mapping={attention: _attention_flops}) as counter:

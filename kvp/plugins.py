@@ -104,12 +104,9 @@ class OptionalParts:
     """SHA-256 of the file that it is made from."""
 
     def __init__(self, thing: object) -> None:
-        self._thing = thing
-
-    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401
-        thing = object.__getattribute__(self, "_thing")
-        own = hasattr(type(thing), name) or hasattr(thing, name)
-        return getattr(thing, name) if own else object.__getattribute__(self, name)
+        for name in dir(type(self)):
+            if not name.startswith("_") and hasattr(thing, name):
+                setattr(self, name, getattr(thing, name))
 
 
 def require(what: str, extra: str, *packages: str, error: type[KvpError] = UsageError) -> None:

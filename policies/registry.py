@@ -9,18 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from kvp import names
 from kvp.errors import UsageError
-from kvp.names import (
-    KVZAP,
-    LEARNED,
-    OTHER_METHODS,
-    UNIFORM,
-    Value,
-    name_error,
-    policy_kind,
-    split_method,
-    split_policy,
-)
 from kvp.names import Specification as Specification
 from kvp.plugins import class_label, import_object, instance_of
 from kvp.ranking import Allocator, AllocatorParts
@@ -68,8 +58,8 @@ def make_scorer(
     known = {name: kind.build for name, kind in SCORERS.items()}
     made, label = _build(spec, "method", {**known, **FROM_OUTSIDE}, policies=policies)
     scorer = check_scorer(made, label)
-    special = {LEARNED: LearnedScorer, KVZAP: KVzap}
-    builtin = {**SCORERS, **dict.fromkeys(OTHER_METHODS), **special}
+    special = {names.LEARNED: LearnedScorer, names.KVZAP: KVzap}
+    builtin = {**SCORERS, **dict.fromkeys(names.OTHER_METHODS), **special}
     _check_name(scorer.name, type(scorer), label, builtin)
     return scorer
 
@@ -93,7 +83,7 @@ def _check_name(name: str, kind: type, label: str, kinds: Mapping[str, type | No
         Specification.parse(name, f"{label}: name")
 
 
-Builder = Callable[[str | None, Mapping[str, Value]], object]
+Builder = Callable[[str | None, Mapping[str, names.Value]], object]
 """Makes a scorer or an allocator of what stands behind the colon, and the options."""
 
 
@@ -109,7 +99,7 @@ def _build(
     if written.base in known:
         return known[written.base](written.argument, written.options), label
     policy = written.text if policies else ""
-    if message := name_error(kind, written.text, known, policy=policy):
+    if message := names.name_error(kind, written.text, known, policy=policy):
         raise UsageError(message)
     thing = import_object(written.name, kind)
     if isinstance(thing, type) and issubclass(thing, Component):
@@ -127,9 +117,9 @@ def split_sides(
     """Both sides of `SCORER[+ALLOCATOR]`, `POLICY[+ALLOCATOR]` or two; UsageError for three."""
     if not isinstance(spec, str):
         return spec, allocator
-    left, right = split_method(spec)
+    left, right = names.split_method(spec)
     if Specification.split(left).base not in SCORERS:
-        left, right = split_policy(spec)
+        left, right = names.split_policy(spec)
     if right is not None and allocator is not None:
         raise UsageError(f"{spec}: the allocator is given twice")
     return left, allocator if right is None else right
@@ -147,7 +137,7 @@ def resolve_method(
     if (
         isinstance(left, str)
         and left not in SCORERS
-        and (policy_kind(left) is not None or ("/" in left and ":" not in left))
+        and (names.policy_kind(left) is not None or ("/" in left and ":" not in left))
     ):
         left = load_policy(left)
     left = make_scorer(left, policies=True)
@@ -173,7 +163,7 @@ def make_method(spec: ScorerSpec, allocator: AllocatorSpec | None = None) -> Sco
     """
     left, allocator = split_sides(spec, allocator)
     scorer = make_scorer(left)
-    made = make_allocator(UNIFORM if allocator is None else allocator)
+    made = make_allocator(names.UNIFORM if allocator is None else allocator)
     if AllocatorParts(made).self_sized and sizes_of(scorer) is None:
         raise UsageError(
             f"{scorer.name}+{made.name}: {scorer.name} does not say how many tokens it needs; "
@@ -199,5 +189,5 @@ ALLOCATORS: Mapping[str, type[BaseAllocator]] = {
     for kind in (Uniform, Pyramid, Ada, Global, WindowKVAllocator, Shared, SelfSized, Evolved)
 }
 
-FROM_OUTSIDE: Mapping[str, Builder] = {KVZAP: load_kvzap}
+FROM_OUTSIDE: Mapping[str, Builder] = {names.KVZAP: load_kvzap}
 """Methods whose weights or code do not come with kvp, written `NAME:WHAT`, by name."""

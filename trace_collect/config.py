@@ -8,18 +8,17 @@ from typing import ClassVar, Literal
 from kvp.data.splits import SPLITS
 from kvp.errors import UsageError
 from kvp.names import STORED_LABELS, split_list
-from kvp.program.settings import (
-    Bounds,
-    DataConfig,
-    DryRunConfig,
-    ModelConfig,
-    RunConfig,
-    WorkersConfig,
-)
+from kvp.program import settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectConfig(DataConfig, ModelConfig, RunConfig, WorkersConfig, DryRunConfig):
+class CollectConfig(
+    settings.DataConfig,
+    settings.ModelConfig,
+    settings.RunConfig,
+    settings.WorkersConfig,
+    settings.DryRunConfig,
+):
     """Which samples are collected, and which tensors are stored."""
 
     out: str = ""
@@ -44,7 +43,7 @@ class CollectConfig(DataConfig, ModelConfig, RunConfig, WorkersConfig, DryRunCon
     many as fit into 4 GiB with their queries, keys and values, at most 16."""
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
-    MINIMUMS: ClassVar[Bounds] = {
+    MINIMUMS: ClassVar[settings.Bounds] = {
         "train": 0, "validation": 0, "test": 0, "max_new_tokens": 1, "batch_size": 1,
     }  # fmt: skip
 

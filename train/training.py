@@ -37,15 +37,9 @@ from train.job.fit import fit
 from train.job.prepare import Job
 from train.job.run_folder import CHECKPOINT
 from train.job.summary import CHARTS, means_by_layer, print_start
+from train.learning import optim
 from train.learning.initial_rankers import random_rankers
 from train.learning.losses import Batch, compute_losses, load_objective
-from train.learning.optim import (
-    Muon,
-    average_decay,
-    clip_per_head,
-    learning_rate_factor,
-    update_average,
-)
 from train.learning.validation import HeldOut, validate_rankers
 from train.recipe import Recipe
 
@@ -115,14 +109,14 @@ class RankerTraining(pl.LightningModule):
         lr, decay = recipe.lr, recipe.weight_decay
         optimizer: torch.optim.Optimizer
         if recipe.optimizer == "muon":
-            optimizer = Muon(self.rankers, lr=lr, weight_decay=decay)
+            optimizer = optim.Muon(self.rankers, lr=lr, weight_decay=decay)
         else:
             weights = self.rankers.parameters()
             optimizer = torch.optim.AdamW(weights, lr=lr, weight_decay=decay, fused=True)
         final = min(1.0, recipe.final_lr / recipe.lr)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer,
-            lambda step: learning_rate_factor(
+            lambda step: optim.learning_rate_factor(
                 step, steps=recipe.steps, warmup=recipe.warmup, final_factor=final
             ),
         )
@@ -163,13 +157,17 @@ class RankerTraining(pl.LightningModule):
 
     def configure_gradient_clipping(self, *args: object, **kwargs: object) -> None:
         """Clip the gradient of every head separately (Lightning's own clipping stays unset)."""
-        self.gradient_norms = clip_per_head(self.rankers.parameters(), self._recipe.gradient_clip)
+        self.gradient_norms = optim.clip_per_head(
+            self.rankers.parameters(), self._recipe.gradient_clip
+        )
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Step, then average."""
         super().optimizer_step(*args, **kwargs)
-        decay = average_decay(self.global_step, warmup=self._recipe.warmup, ema=self._recipe.ema)
-        update_average(self.average, self.rankers, decay)
+        decay = optim.average_decay(
+            self.global_step, warmup=self._recipe.warmup, ema=self._recipe.ema
+        )
+        optim.update_average(self.average, self.rankers, decay)
 
     @torch.no_grad()
     def validate(self, contexts: Iterable[RankingContext]) -> HeldOut:

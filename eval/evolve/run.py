@@ -22,20 +22,8 @@ from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
 from eval.evaluate import Prompt, Runner, measure_outcomes
+from eval.evolve import search as evolution
 from eval.evolve.config import EvolveConfig
-from eval.evolve.search import (
-    FORMAT,
-    JOURNAL,
-    SEARCH,
-    Candidate,
-    Journal,
-    Scheme,
-    SearchPlan,
-    describe_search,
-    layer_groups,
-    reply_score,
-    search,
-)
 from eval.methods import Method, file_digests, protected_tokens
 from eval.output_folder import input_digests
 from eval.prepared_run import build_run_methods, load_prompts, read_model
@@ -61,7 +49,7 @@ class PromptSet:
 
     runner: Runner
     scorer: Scorer
-    plan: SearchPlan
+    plan: evolution.SearchPlan
     prompts: Sequence[Prompt]
     protection: Protection
     protocol: str
@@ -70,7 +58,7 @@ class PromptSet:
     selections: dict[int, Selection] = field(init=False, default_factory=dict)
     prefills: dict[int, Prefill] = field(init=False, default_factory=dict)
 
-    def scores(self, schemes: Sequence[Scheme]) -> list[float]:
+    def scores(self, schemes: Sequence[evolution.Scheme]) -> list[float]:
         """Mean over tasks of the mean over prompts, for every scheme."""
         return self.means(self.values(schemes))
 
@@ -81,12 +69,12 @@ class PromptSet:
         means: list[float] = np.mean(by_task, axis=0).tolist()
         return means
 
-    def values(self, schemes: Sequence[Scheme]) -> Floats:
+    def values(self, schemes: Sequence[evolution.Scheme]) -> Floats:
         """Task scores [prompts, schemes], each 0 to 1."""
         return np.array([self._run(index, schemes) for index in range(len(self.prompts))])
 
     @torch.inference_mode()
-    def _run(self, index: int, schemes: Sequence[Scheme]) -> list[float]:
+    def _run(self, index: int, schemes: Sequence[evolution.Scheme]) -> list[float]:
         prompt, runner = self.prompts[index], self.runner
         if index not in self.selections:
             start = self._score(index)
@@ -99,7 +87,9 @@ class PromptSet:
             compressed.append(selection.tokens_of(counts[:, None].expand(-1, heads)))
         results = [fields for fields, _ in measure_outcomes(runner, prompt, start, compressed)]
         if prompt.teacher_forced:
-            return [reply_score(fields["nll"], fields["reply_tokens"]) for fields in results]
+            return [
+                evolution.reply_score(fields["nll"], fields["reply_tokens"]) for fields in results
+            ]
         return [float(fields["score"]) for fields in results]
 
     def _score(self, index: int) -> Prefill:
@@ -123,7 +113,7 @@ def run(config: EvolveConfig) -> None:
     identity = {**config.identity(), "input_files": input_digests(config)}
     if digests := file_digests(split_list(config.policies), [method], config.task_list):
         identity["policies"] = digests
-    with OutputFolder.claim(Path(config.out), SEARCH, identity) as folder:
+    with OutputFolder.claim(Path(config.out), evolution.SEARCH, identity) as folder:
         whole = not describe_changes(folder.local, folder.existing_marker or {})
         if whole and (folder.local / BUDGET_FILE).exists():
             say(f"{folder.path} is finished; nothing to do")
@@ -153,26 +143,27 @@ def _search(
     phase(f"searching on {len(search_prompts)} prompts, {len(held_out)} held out")
     identity = {**identity, "model_digest": runner.identify_model()}
     manifest = run_manifest(identity, seed=config.seed)
-    output.begin({**FORMAT.head, "identity": identity, "run": manifest, "files": {}})
+    output.begin({**evolution.FORMAT.head, "identity": identity, "run": manifest, "files": {}})
 
-    journal = Journal(folder / JOURNAL)
+    journal = evolution.Journal(folder / evolution.JOURNAL)
     searched = PromptSet(
         runner=runner, scorer=scorer, plan=plan, prompts=search_prompts, protection=protection,
         protocol=config.protocol, free_bytes=int(config.memory_gb * 1e9),
     )  # fmt: skip
-    generations = 1 + plan.generations * len(layer_groups(plan.layers, plan.group))
+    generations = 1 + plan.generations * len(evolution.layer_groups(plan.layers, plan.group))
     with Progress("searching", generations, completed=len(journal.generations)) as progress:
         journal.on_append = lambda entry: progress.advance(
             note=f"best score {max(entry.scores):.4f}"
         )
-        elite = search(plan, searched.scores, journal)
+        elite = evolution.search(plan, searched.scores, journal)
     others = replace(searched, prompts=held_out, free_bytes=0)  # run once: no prefill is kept
     budgets = BudgetFile(
         model={"id": config.model_name, "revision": config.revision},
         layers=geometry.layers, kv_heads=geometry.kv_heads, scorer=identity["scorer"],
         protocol=config.protocol, protection=protection, budget=plan.budget,
         cached_tokens=plan.maximum, counts=elite.scheme, seed=config.seed,
-        made_by=describe_search(plan, journal, elite), held_out=_held_out(others, plan, elite),
+        made_by=evolution.describe_search(plan, journal, elite),
+        held_out=_held_out(others, plan, elite),
         data={
             "tasks": list(dict.fromkeys(prompt.task for prompt in search_prompts)),
             "split": config.split,
@@ -236,7 +227,7 @@ def _method(config: EvalConfig) -> tuple[Method, Scorer]:
 
 def plan_search(
     config: EvolveConfig, layers: int, protection: Protection, cached: Sequence[int]
-) -> SearchPlan:
+) -> evolution.SearchPlan:
     """The search on prompts of `cached` tokens, with their lower median as the reference length.
 
     Raises UsageError where the budget leaves nothing to search at this length.
@@ -253,14 +244,16 @@ def plan_search(
             f"--budget {config.budget} evicts nothing from a prompt of {reference} tokens; "
             "lower it, or raise --length"
         )
-    return SearchPlan(
+    return evolution.SearchPlan(
         layers=layers, target=config.target, budget=tokens, minimum=minimum, maximum=reference,
         group=config.group, generations=config.generations, constraint=config.constraint,
         seed=config.seed,
     )  # fmt: skip
 
 
-def _held_out(others: PromptSet, plan: SearchPlan, elite: Candidate) -> dict[str, Any] | None:
+def _held_out(
+    others: PromptSet, plan: evolution.SearchPlan, elite: evolution.Candidate
+) -> dict[str, Any] | None:
     """Elite and uniform at the exact budget on prompts the search never saw; None without any."""
     if not others.prompts:
         return None

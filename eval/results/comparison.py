@@ -13,17 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
 
-from eval.results import stats
-from eval.results.estimates import (
-    MEASURES,
-    CellKey,
-    Cells,
-    Estimate,
-    Kind,
-    Measure,
-    full_of,
-    make_estimates,
-)
+from eval.results import estimates, stats
 from eval.results.folder import Results
 from eval.results.method_setting import MethodSetting, budget_axis, budget_order, sort_families
 from eval.results.record_names import DEFAULT_VARIANT, ORACLE, SEEN, SELF_SIZED
@@ -59,22 +49,22 @@ class Best:
 class Comparison:
     """All methods by one metric under one protocol."""
 
-    kind: Kind
+    kind: estimates.Kind
     protocol: str
     records: Sequence[ResultsRow]
     task_sort: SortedTasks
     unfinished: str
     """What the folder lacks (`Results.unfinished`); "" where it is complete."""
-    cells: Cells
+    cells: estimates.Cells
     """Over the usable tasks (all where none is); settings that lack prompts are left out."""
     choices: Mapping[MethodSetting, str]
     """The setting that is shown of each method, in display order, with a note on its choice."""
     results: Results
 
     @property
-    def measure(self) -> Measure:
+    def measure(self) -> estimates.Measure:
         """How its numbers are written."""
-        return MEASURES[self.kind]
+        return estimates.MEASURES[self.kind]
 
     @property
     def measured(self) -> str:
@@ -117,17 +107,17 @@ class Comparison:
         return budget_axis(self.records)
 
     @cached_property
-    def tasks(self) -> Mapping[str, Cells]:
+    def tasks(self) -> Mapping[str, estimates.Cells]:
         """Numbers by task, also of those that are set apart."""
         return {
-            name: make_estimates(self.kind, part, self.results.policy_groups)
+            name: estimates.make_estimates(self.kind, part, self.results.policy_groups)
             for name, part in group_by(self.records, itemgetter("task")).items()
         }
 
     @property
-    def full(self) -> Estimate | None:
+    def full(self) -> estimates.Estimate | None:
         """The estimate of the full cache; None where it was not run."""
-        return full_of(self.cells)
+        return estimates.full_of(self.cells)
 
     @cached_property
     def settings(self) -> list[MethodSetting]:
@@ -142,7 +132,7 @@ class Comparison:
             ),
         )  # fmt: skip
 
-    def minus(self, ours: Estimate, theirs: Estimate) -> Interval | None:
+    def minus(self, ours: estimates.Estimate, theirs: estimates.Estimate) -> Interval | None:
         """`ours` minus `theirs`, paired; None where they share no prompt.
 
         In scores (0 to 1) or in nats per token; more is better.
@@ -155,7 +145,7 @@ class Comparison:
         return self._paired[ours, theirs]
 
     @cached_property
-    def _paired(self) -> dict[tuple[Estimate, Estimate], Interval | None]:
+    def _paired(self) -> dict[tuple[estimates.Estimate, estimates.Estimate], Interval | None]:
         return {}
 
     @cached_property
@@ -204,7 +194,7 @@ class Comparison:
         )  # fmt: skip
 
     @cached_property
-    def gaps(self) -> Mapping[CellKey, Interval]:
+    def gaps(self) -> Mapping[estimates.CellKey, Interval]:
         """What settings shown and nulls have more than the first method of `best`, paired."""
         if self.best is None:
             return {}
@@ -238,7 +228,7 @@ class Comparison:
         return ordered // 2
 
     @cached_property
-    def significant(self) -> set[CellKey]:
+    def significant(self) -> set[estimates.CellKey]:
         """Keys of the `gaps` that are significant (`stats.holm`)."""
         return stats.holm(self.gaps, self.test_count)
 
@@ -307,16 +297,16 @@ def choose_settings(
     return chosen
 
 
-def compare_methods(results: Results, kind: Kind, protocol: str) -> Comparison | None:
+def compare_methods(results: Results, kind: estimates.Kind, protocol: str) -> Comparison | None:
     """Compare all methods of a results folder; None without records of this kind."""
-    field = MEASURES[kind].field
+    field = estimates.MEASURES[kind].field
     records = [record for record in results.in_plan
                if record["protocol"] == protocol and record[field] is not None]  # fmt: skip
     if not records:
         return None
     tasks = sort_tasks(kind, records)
     used = [record for record in records if record["task"] in tasks.usable] or records
-    every = make_estimates(kind, used, results.policy_groups)
+    every = estimates.make_estimates(kind, used, results.policy_groups)
     # Only settings that answered all prompts are compared: a folder may have been extended since.
     prompts = {unit for estimate in every.values() for unit in estimate.prompts}
     cells = {key: estimate for key, estimate in every.items() if estimate.prompts == prompts}
@@ -337,5 +327,5 @@ def compare_all(results: Results) -> list[Comparison]:
     """All comparisons of a results folder: answers, then given replies, protocol by protocol."""
     protocols = dict.fromkeys(record["protocol"] for record in results.in_plan)
     comparisons = (compare_methods(results, kind, protocol)
-                   for kind in MEASURES for protocol in protocols)  # fmt: skip
+                   for kind in estimates.MEASURES for protocol in protocols)  # fmt: skip
     return [comparison for comparison in comparisons if comparison is not None]

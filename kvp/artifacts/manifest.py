@@ -19,17 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kvp.artifacts import files
 from kvp.artifacts.addresses import Place, is_address
-from kvp.artifacts.files import (
-    atomic_write_bytes,
-    digest_json,
-    naming,
-    parse_json,
-    raising_as,
-    read_checked,
-    seal_json,
-    unseal,
-)
 from kvp.errors import KvpError, StoreError
 from kvp.own_packages import NAMES
 from kvp.version import __version__
@@ -49,8 +40,8 @@ _PACKAGES = ("torch", "transformers", "numpy", "zarr", "numcodecs", "safetensors
 
 def read_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]:
     """Read a JSON object; raises `error` with one line that names the file if that fails."""
-    with raising_as(path, error, "is damaged: not valid JSON"):
-        content = parse_json(read_checked(path, error))
+    with files.raising_as(path, error, "is damaged: not valid JSON"):
+        content = files.parse_json(files.read_checked(path, error))
     if not isinstance(content, dict):
         raise error(f"{path} is damaged: not a JSON object")
     return content
@@ -58,15 +49,15 @@ def read_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]
 
 def write_sealed_json(path: Place, content: Mapping[str, Any], *, new: bool = False) -> bool:
     """`atomic_write_bytes` of a sealed JSON object."""
-    text = json.dumps(seal_json(content), indent=1, allow_nan=False) + "\n"
-    return atomic_write_bytes(path, text.encode(), new=new)
+    text = json.dumps(files.seal_json(content), indent=1, allow_nan=False) + "\n"
+    return files.atomic_write_bytes(path, text.encode(), new=new)
 
 
 def read_sealed_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]:
     """Read what `write_sealed_json` wrote, without the digest; raises `error` if it was altered."""
     content = read_json(path, error)
-    with raising_as(path, error):
-        return unseal(content)
+    with files.raising_as(path, error):
+        return files.unseal(content)
 
 
 @dataclass(frozen=True)
@@ -116,7 +107,7 @@ def differences(theirs: object, ours: object, name: str = "") -> list[str]:
 
 def sha256_file(path: Path) -> str:
     """SHA-256 (hex) of a file's bytes."""
-    with naming(path), path.open("rb") as stream:
+    with files.naming(path), path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -124,8 +115,10 @@ def sha256_input(path: Path) -> str:
     """SHA-256 (hex) of a file, or of the names and contents of all files in a folder."""
     if not path.is_dir():
         return sha256_file(path)
-    files = (file for file in sorted(path.rglob("*")) if file.is_file())
-    return digest_json([[file.relative_to(path).as_posix(), sha256_file(file)] for file in files])
+    inside = (file for file in sorted(path.rglob("*")) if file.is_file())
+    return files.digest_json(
+        [[file.relative_to(path).as_posix(), sha256_file(file)] for file in inside]
+    )
 
 
 def own_code(names: Iterable[str]) -> dict[str, str]:
@@ -136,8 +129,8 @@ def own_code(names: Iterable[str]) -> dict[str, str]:
     """
     modules = {name.split(":")[0] for name in names} - {"__main__"}
     own = [module for module in sorted(modules) if module.split(".")[0] not in ("kvp", *NAMES)]
-    files = {module: getattr(sys.modules.get(module), "__file__", None) for module in own}
-    return {f"{module}.py": sha256_file(Path(file)) for module, file in files.items() if file}
+    found = {module: getattr(sys.modules.get(module), "__file__", None) for module in own}
+    return {f"{module}.py": sha256_file(Path(file)) for module, file in found.items() if file}
 
 
 def run_manifest(config: Mapping[str, Any], *, seed: int, **facts: object) -> dict[str, Any]:

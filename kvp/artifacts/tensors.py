@@ -14,15 +14,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from kvp.artifacts import files
 from kvp.artifacts.addresses import Place
-from kvp.artifacts.files import (
-    atomic_write_bytes,
-    parse_json,
-    raising_as,
-    read_checked,
-    seal_json,
-    unseal,
-)
 from kvp.artifacts.manifest import Format
 from kvp.errors import KvpError
 
@@ -41,7 +34,7 @@ def write_safetensors(
     files that only their owner may read.
     """
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    atomic_write_bytes(path, save(content, None if metadata is None else dict(metadata)))
+    files.atomic_write_bytes(path, save(content, None if metadata is None else dict(metadata)))
 
 
 def read_safetensors(
@@ -52,15 +45,15 @@ def read_safetensors(
     `digest` is that of `read_checked`. Tensors are a copy: what happens to a mapped file happens to
     them, and may end the process.
     """
-    with raising_as(path, error, "is not a readable safetensors file"):
-        return load(read_checked(path, error, digest))
+    with files.raising_as(path, error, "is not a readable safetensors file"):
+        return load(files.read_checked(path, error, digest))
 
 
 def write_sealed_safetensors(
     path: Place, tensors: Mapping[str, Tensor], content: Mapping[str, Any]
 ) -> None:
     """`write_safetensors` with a sealed JSON object in the header."""
-    write_safetensors(path, tensors, {_HEADER: json.dumps(seal_json(content))})
+    write_safetensors(path, tensors, {_HEADER: json.dumps(files.seal_json(content))})
 
 
 @contextmanager
@@ -73,16 +66,16 @@ def open_sealed_safetensors(
     the file is never mapped. Raises `error`, naming the file, where it is missing, damaged, a link,
     of others or of another version, and for all that the block raises.
     """
-    with raising_as(path, error, done="read"):
+    with files.raising_as(path, error, done="read"):
         if path.exists() and (path.is_symlink() or not path.is_file()):
             raise error(f"{path} is no regular file")
         with path.open("rb") as stream:
-            with raising_as(path, error, "is not a readable safetensors file"):
+            with files.raising_as(path, error, "is not a readable safetensors file"):
                 head, entries, size = _header(stream)
             text = entries.get(_METADATA, {}).get(_HEADER)
             if text is None:
                 raise error(f"{path} was not written by {writer}")
-            content = format.check(unseal(parse_json(text)), path, error)
+            content = format.check(files.unseal(files.parse_json(text)), path, error)
             yield content, size, lambda: load(head + stream.read(size))
 
 
@@ -92,7 +85,7 @@ def _header(stream: BinaryIO) -> tuple[bytes, dict[str, Any], int]:
     if (long := int.from_bytes(head, "little")) > _LARGEST:
         raise ValueError(f"its header has {long:,} bytes")
     head += stream.read(long)
-    entries = parse_json(head[8:].decode())
+    entries = files.parse_json(head[8:].decode())
     tensors = [part for name, part in entries.items() if name != _METADATA]
     size = max((part["data_offsets"][1] for part in tensors), default=0)
     if len(head) + size != os.fstat(stream.fileno()).st_size:

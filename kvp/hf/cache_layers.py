@@ -19,18 +19,9 @@ from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
 from kvp.errors import ModelError, UsageError
+from kvp.hf import visibility
 from kvp.hf.attention import grouped_attention, plain_attention
 from kvp.hf.model_config import evicted_layers
-from kvp.hf.visibility import (
-    EMPTY,
-    check_keys_fit,
-    check_mask,
-    continue_positions,
-    cut_padding,
-    is_real,
-    mask_columns,
-    see_slots,
-)
 from kvp.ops.ragged_attention import RaggedLayout, StoredTokens, ragged_attention
 
 GROWTH = 8
@@ -121,7 +112,7 @@ class EvictingLayer(DynamicLayer):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """As `kvp.hf.visibility.mask_columns` for `query_length` more tokens."""
-        return mask_columns(query_length, self.seen, self.evicted)
+        return visibility.mask_columns(query_length, self.seen, self.evicted)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
@@ -144,7 +135,7 @@ class EvictingLayer(DynamicLayer):
             capacity = stored + max(tokens, self._growth)
             keys, values, positions = (_grow_storage(x, stored, capacity) for x in self._storage)
             self._storage = keys, values, positions
-            positions[:, :, stored:] = EMPTY  # until `attend` brings them
+            positions[:, :, stored:] = visibility.EMPTY  # until `attend` brings them
         keys[:, :, stored:stop], values[:, :, stored:stop] = key_states, value_states
         self._stored = stop
         self.seen += tokens
@@ -166,12 +157,14 @@ class EvictingLayer(DynamicLayer):
         tokens = query.shape[2]
         real = None
         if mask is not None:
-            check_mask(mask, tokens, self.seen, self.evicted)
-            real = is_real(mask, tokens)
+            visibility.check_mask(mask, tokens, self.seen, self.evicted)
+            real = visibility.is_real(mask, tokens)
         position_ids = options.get("position_ids")
         if position_ids is None:  # Llama 4, Granite 4: tokens are counted, padding is not
             every = torch.ones(query.shape[0], tokens, dtype=torch.bool, device=query.device)
-            position_ids = continue_positions(self.newest, every if real is None else real)
+            position_ids = visibility.continue_positions(
+                self.newest, every if real is None else real
+            )
             options = {**options, "position_ids": position_ids}
             if not self.is_first:
                 self.newest = position_ids[:, -1]
@@ -182,7 +175,7 @@ class EvictingLayer(DynamicLayer):
             )
         new_positions = position_ids.expand(query.shape[0], tokens)
         if real is not None:
-            new_positions = new_positions.masked_fill(~real, EMPTY)
+            new_positions = new_positions.masked_fill(~real, visibility.EMPTY)
         if self.is_first:
             self._check_tokens(module, new_positions)
         self._has_empty |= mask is not None
@@ -197,12 +190,12 @@ class EvictingLayer(DynamicLayer):
         """
         if tokens == 1 and not self._has_empty:
             return None
-        return see_slots(self._used[2], options["position_ids"])
+        return visibility.see_slots(self._used[2], options["position_ids"])
 
     def _check_tokens(self, module: nn.Module, new_positions: Tensor) -> None:
         """Raise UsageError for tokens seen before, and for an attention the keys are not for."""
         config, before = getattr(module, "config", None), self.seen - new_positions.shape[1]
-        latest = new_positions.masked_fill(new_positions == EMPTY, -1).amax(dim=1)
+        latest = new_positions.masked_fill(new_positions == visibility.EMPTY, -1).amax(dim=1)
         if self.newest is not None:
             if bool((new_positions <= self.newest[:, None]).any()):
                 raise UsageError(
@@ -218,7 +211,7 @@ class EvictingLayer(DynamicLayer):
                 "this model has layers that nothing is evicted from: make its cache by "
                 "EvictingCache.of(model.config)"
             )
-        check_keys_fit(config, before, latest)
+        visibility.check_keys_fit(config, before, latest)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Make entries `beam_idx` [R] int64 the batch."""
@@ -291,7 +284,7 @@ class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
     def positions(self) -> Tensor:
         """As in `EvictingLayer`; slots are those of the longest flat head, then the tail."""
         present = self._present_slots()  # [B, H, longest]
-        flat = torch.full(present.shape, EMPTY, device=present.device)
+        flat = torch.full(present.shape, visibility.EMPTY, device=present.device)
         flat[present] = self._flat_positions.long()
         return torch.cat([flat, super().positions], dim=-1)
 
@@ -378,8 +371,10 @@ def gather_layer(
         torch.arange(heads, device=keys.device)[None, :, None],
         indices.clamp_min(0),
     )
-    kept = positions.expand(batch, heads, tokens)[slot].masked_fill(indices < 0, EMPTY)  # [R, H, S]
-    present = kept < EMPTY
+    kept = positions.expand(batch, heads, tokens)[slot].masked_fill(
+        indices < 0, visibility.EMPTY
+    )  # [R, H, S]
+    present = kept < visibility.EMPTY
     kind: type[EvictingLayer] = EvictingLayer
     more = {"positions": kept}
     if not bool(present.all()):
@@ -424,7 +419,7 @@ def copy_without_padding(untouched: Mapping[int, Any], entry: int, padding: int)
     """Copies for one batch entry, without its `padding` columns on the left."""
     alone = copy_layers(untouched, torch.tensor([entry]))
     for layer in alone.values():
-        cut_padding(layer, padding)
+        visibility.cut_padding(layer, padding)
     return alone
 
 

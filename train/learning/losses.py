@@ -13,22 +13,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kvp import reward
 from kvp.errors import UsageError
 from kvp.plugins import user_errors
-from kvp.reward import (
-    expected_cost,
-    gumbel_sort,
-    log_prob,
-    ratio_reward,
-    reward_rankings,
-    rloo_advantages,
-    skill_reward,
-)
 from train.recipe import OBJECTIVES, Recipe
 
 FLOOR = 1e-6
 """Added before the logarithm (regress): below it, differences mean nothing."""
-_REWARDS = {"skill": skill_reward, "ratio": ratio_reward}
+_REWARDS = {"skill": reward.skill_reward, "ratio": reward.ratio_reward}
 _TILE = 2**22
 """Pairs that `exact` handles at a time: 16 MB of float32."""
 
@@ -142,11 +134,11 @@ def exact_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, flo
     rewards = []
     for scores, importance in zip(batch.scores, batch.importances, strict=True):
         block = max(_TILE // scores.numel(), 16)
-        cost = expected_cost(importance, scores, block)  # [A]
+        cost = reward.expected_cost(importance, scores, block)  # [A]
         rewards.append(_REWARDS[recipe.reward](importance, cost))
-    reward = torch.stack(rewards)  # [C, A]
-    metrics = {"train/reward": float(mean_of_counted(reward.detach(), batch.counted))}
-    return -batch.mean(reward), metrics
+    expected = torch.stack(rewards)  # [C, A]
+    metrics = {"train/reward": float(mean_of_counted(expected.detach(), batch.counted))}
+    return -batch.mean(expected), metrics
 
 
 Baseline = Callable[[Tensor, Batch], Tensor]
@@ -177,9 +169,9 @@ def _sampled_objective(
 ) -> tuple[Tensor, dict[str, float]]:
     contexts = range(len(batch.seeds))
     rankings = [sample_rankings(batch, context, recipe.permutations) for context in contexts]
-    reward = _REWARDS[recipe.reward]
+    measure = _REWARDS[recipe.reward]
     pairs = zip(batch.importances, rankings, strict=True)
-    rewards = torch.stack([reward_rankings(reward, *pair) for pair in pairs])  # [C, K, A]
+    rewards = torch.stack([reward.reward_rankings(measure, *pair) for pair in pairs])  # [C, K, A]
     advantage = normalise(baseline(rewards, batch), batch, recipe.advantage_clip)  # [C, K, A]
     metrics = {"train/reward": float(mean_of_counted(rewards.mean(1), batch.counted))}
     return policy_loss(batch, rankings, advantage), metrics
@@ -189,12 +181,14 @@ def sample_rankings(batch: Batch, context: int, permutations: int) -> Tensor:
     """Draw K rankings of one context from its seed: [K, A, N] int64."""
     scores = batch.scores[context].detach()  # [A, N]
     noise = torch.Generator(scores.device).manual_seed(batch.seeds[context])
-    return gumbel_sort(scores, permutations, noise, shard=batch.heads, heads=batch.model_heads)
+    return reward.gumbel_sort(
+        scores, permutations, noise, shard=batch.heads, heads=batch.model_heads
+    )
 
 
 def within_context(rewards: Tensor, batch: Batch) -> Tensor:
     """Reward minus the mean of the other K-1 rankings of its context, K > 1."""
-    return rloo_advantages(rewards.transpose(0, 1)).transpose(0, 1) * batch.counted[:, None]
+    return reward.rloo_advantages(rewards.transpose(0, 1)).transpose(0, 1) * batch.counted[:, None]
 
 
 def within_step(rewards: Tensor, batch: Batch) -> Tensor:
@@ -220,7 +214,7 @@ def policy_loss(batch: Batch, rankings: Sequence[Tensor], advantages: Tensor) ->
     `rankings` are [K, A, N] int64 per context, `advantages` [C, K, A].
     """
     losses = [
-        -(advantage * log_prob(scores, ranking)).mean(0) / scores.shape[-1]
+        -(advantage * reward.log_prob(scores, ranking)).mean(0) / scores.shape[-1]
         for scores, ranking, advantage in zip(batch.scores, rankings, advantages, strict=True)
     ]
     return batch.mean(torch.stack(losses))

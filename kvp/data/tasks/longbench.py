@@ -14,14 +14,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from kvp.data.metrics import ScoredByMetric
-from kvp.data.rows.benchmarks import (
-    ParsedRow,
-    answers_of,
-    benchmark_source,
-    cut_middle,
-    cut_to_length,
-    read_column,
-)
+from kvp.data.rows import benchmarks
 from kvp.data.rows.values import RowError
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample
 
@@ -63,31 +56,34 @@ class LongBenchTask(ScoredByMetric):
     def build(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Samples of the rows of the data set in `--data`, one per row."""
 
-        def parse(row: Mapping[str, Any]) -> ParsedRow:
+        def parse(row: Mapping[str, Any]) -> benchmarks.ParsedRow:
             whole = self._whole_sample(row, settings)
 
             def make(keep: int) -> Sequence[Sample]:
-                text = cut_middle(whole.text, keep, tokenizer)
+                text = benchmarks.cut_middle(whole.text, keep, tokenizer)
                 if not text.endswith(whole.question):
                     raise RowError(
                         f"has a question that half of --length {settings.length} is too short for"
                     )
                 return [replace(whole, context=text.removesuffix(whole.question))]
 
-            return whole.context, lambda: cut_to_length(make, settings.length, tokenizer)
+            return whole.context, lambda: benchmarks.cut_to_length(make, settings.length, tokenizer)
 
-        return benchmark_source(self.name, self.dataset, parse, settings)
+        return benchmarks.benchmark_source(self.name, self.dataset, parse, settings)
 
     def _whole_sample(self, row: Mapping[str, Any], settings: TaskSettings) -> Sample:
         """A row in its prompt of any length; RowError where a column is missing or empty."""
         published = DATA_SETS[self.dataset]
         before, _, after = published.prompt.partition("{context}")
         if "{input}" in after:
-            after = after.replace("{input}", read_column(row, "input"))
+            after = after.replace("{input}", benchmarks.read_column(row, "input"))
         classes = row.get("all_classes") or []
         if published.metric == "classification" and not classes:
             raise RowError("has no all_classes")
-        context, answers = before + read_column(row, "context"), answers_of(row, "answers")
+        context, answers = (
+            before + benchmarks.read_column(row, "context"),
+            benchmarks.answers_of(row, "answers"),
+        )
         return replace(
             blank_sample(settings, self.name, ""),
             context=context,

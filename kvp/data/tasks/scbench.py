@@ -21,26 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvp.data.encode import find_largest
 from kvp.data.metrics import ScoredByMetric, rouge_scorer
-from kvp.data.rows.benchmarks import (
-    ParsedRow,
-    answers_of,
-    benchmark_source,
-    count_longest,
-    cut_middle,
-    cut_to_length,
-    read_column,
-)
+from kvp.data.rows import benchmarks
 from kvp.data.rows.values import RowError
 from kvp.data.splits import generated_split
-from kvp.data.synthetic.text import (
-    LISTS,
-    SampleInputs,
-    draw_name,
-    draw_number,
-    draw_uuid,
-    keep_drawn,
-    list_people,
-)
+from kvp.data.synthetic import text as synthetic
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample, context_name
 
 if TYPE_CHECKING:
@@ -100,15 +84,17 @@ class ScbenchTask(ScoredByMetric):
         if settings.data is None and self.name in CONTEXTS:
             return self._make_source(settings, tokenizer)
 
-        def parse(row: Mapping[str, Any]) -> ParsedRow:
+        def parse(row: Mapping[str, Any]) -> benchmarks.ParsedRow:
             context, turns = _parse_row(row, PUBLISHED[self.name])
 
             def make(keep: int) -> Sequence[Sample]:
-                return self._samples((cut_middle(context, keep, tokenizer), turns), settings)
+                return self._samples(
+                    (benchmarks.cut_middle(context, keep, tokenizer), turns), settings
+                )
 
-            return context, lambda: cut_to_length(make, settings.length, tokenizer)
+            return context, lambda: benchmarks.cut_to_length(make, settings.length, tokenizer)
 
-        return benchmark_source(self.name, self.name, parse, settings)
+        return benchmarks.benchmark_source(self.name, self.name, parse, settings)
 
     def _make_source(self, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase) -> Source:
         """Sample i is question i modulo `TURNS` of context i divided by it."""
@@ -117,11 +103,11 @@ class ScbenchTask(ScoredByMetric):
         @lru_cache(maxsize=1)
         def context(index: int) -> Sequence[Sample]:
             name = settings.sample_id(self.name, index)
-            inputs = SampleInputs(name=name, split=split, length=settings.length)
+            inputs = synthetic.SampleInputs(name=name, split=split, length=settings.length)
             maker = CONTEXTS[self.name](inputs)
             return find_largest(
                 lambda amount: self._samples(maker(amount), settings),
-                lambda samples: count_longest(samples, tokenizer),
+                lambda samples: benchmarks.count_longest(samples, tokenizer),
                 limit=settings.length, smallest=0, what=self.name,
             )  # fmt: skip
 
@@ -167,7 +153,7 @@ class ScbenchTask(ScoredByMetric):
 
 def _parse_row(row: Mapping[str, Any], published: PublishedTask) -> SharedContext:
     """A row of SCBench: `context` (or `input`), and `multi_turns` with `input` and `answer`."""
-    context = read_column(row, "context" if "context" in row else "input")
+    context = benchmarks.read_column(row, "context" if "context" in row else "input")
     turns = row.get("multi_turns")
     if not isinstance(turns, list) or not turns:
         raise RowError("has no multi_turns")
@@ -181,7 +167,7 @@ def _parse_row(row: Mapping[str, Any], published: PublishedTask) -> SharedContex
 
 
 def _turn(turn: Mapping[str, Any], published: PublishedTask) -> AskedQuestion:
-    text, answers = read_column(turn, "input"), answers_of(turn, "answer")
+    text, answers = benchmarks.read_column(turn, "input"), benchmarks.answers_of(turn, "answer")
     if published.metric == "first_number" and not all(map(_REAL.fullmatch, answers)):
         raise RowError(f"has the answer {answers[0]!r:.40}, which is no number")
     if not published.options:
@@ -195,14 +181,14 @@ def _turn(turn: Mapping[str, Any], published: PublishedTask) -> AskedQuestion:
 
 
 def _shuffle_lines(
-    inputs: SampleInputs,
+    inputs: synthetic.SampleInputs,
     asked: Sequence[str],
     others: Iterator[str],
     turns: Sequence[AskedQuestion],
     frame: tuple[str, str, str],
 ) -> ContextMaker:
     """Lines in random order: `asked` and an amount of `others`; `frame`: before, between, after."""
-    drawn = keep_drawn(others)
+    drawn = synthetic.keep_drawn(others)
     before, between, after = frame
 
     def make(amount: int) -> SharedContext:
@@ -213,16 +199,19 @@ def _shuffle_lines(
     return make
 
 
-def key_value(inputs: SampleInputs) -> ContextMaker:
+def key_value(inputs: synthetic.SampleInputs) -> ContextMaker:
     """A JSON object of uuids, and the values of some keys; the amount is the other keys."""
 
     def pairs(part: str) -> Iterator[str]:
         rng = inputs.rng(part)
         while True:
-            key, value = draw_uuid(rng, inputs.split), draw_uuid(rng, inputs.split)
+            key, value = (
+                synthetic.draw_uuid(rng, inputs.split),
+                synthetic.draw_uuid(rng, inputs.split),
+            )
             yield f"{json.dumps(key)}: {json.dumps(value)}"
 
-    asked = keep_drawn(pairs("asked"))(TURNS)
+    asked = synthetic.keep_drawn(pairs("asked"))(TURNS)
     turns: list[AskedQuestion] = []
     for pair in asked:
         key, value = pair.split(": ")
@@ -231,18 +220,19 @@ def key_value(inputs: SampleInputs) -> ContextMaker:
     return _shuffle_lines(inputs, asked, pairs("others"), turns, ("JSON data:\n{", ",\n", "}"))
 
 
-def hash_hop(inputs: SampleInputs) -> ContextMaker:
+def hash_hop(inputs: synthetic.SampleInputs) -> ContextMaker:
     """Assignments of hashes to hashes in any order; the amount is the chains not asked for."""
 
     def chains(part: str) -> Iterator[str]:
         rng = inputs.rng(part)
         while True:
             hashes = [
-                draw_name(rng, inputs.split, 8, string.ascii_letters) for _ in range(HOPS + 1)
+                synthetic.draw_name(rng, inputs.split, 8, string.ascii_letters)
+                for _ in range(HOPS + 1)
             ]
             yield "\n".join(f"{name} = {value}" for name, value in pairwise(hashes))
 
-    asked = keep_drawn(chains("asked"))(TURNS)
+    asked = synthetic.keep_drawn(chains("asked"))(TURNS)
     turns: list[AskedQuestion] = []
     for chain in asked:
         first, *_, last = chain.split()
@@ -263,7 +253,7 @@ _EXTREMES = {
 """What is asked of a list: its place among the distinct numbers in ascending order."""
 
 
-def math_find(inputs: SampleInputs) -> ContextMaker:
+def math_find(inputs: synthetic.SampleInputs) -> ContextMaker:
     """A list of numbers and which of them is largest, smallest or the median.
 
     The amount is the numbers above seven, an odd count of them in all. A number may occur twice:
@@ -277,11 +267,11 @@ def math_find(inputs: SampleInputs) -> ContextMaker:
     def numbers() -> Iterator[str]:
         rng = inputs.rng("numbers")
         while True:
-            number = draw_number(rng, inputs.split, digits=4)
+            number = synthetic.draw_number(rng, inputs.split, digits=4)
             if low <= int(number) < high:
                 yield number
 
-    drawn = keep_drawn(numbers())
+    drawn = synthetic.keep_drawn(numbers())
 
     def make(amount: int) -> SharedContext:
         values = [int(number) for number in drawn((amount + 7) // 2 * 2 + 1)]
@@ -294,7 +284,7 @@ def math_find(inputs: SampleInputs) -> ContextMaker:
     return make
 
 
-def many_shot(inputs: SampleInputs) -> ContextMaker:
+def many_shot(inputs: synthetic.SampleInputs) -> ContextMaker:
     """Sentences that are classified by what they are about; the amount is the examples above four.
 
     The letter of each class is drawn for every context; no example has the word of a question.
@@ -302,10 +292,10 @@ def many_shot(inputs: SampleInputs) -> ContextMaker:
     topics = ("food", "animal", "tool", "job")
     rng = inputs.rng("classes")
     letters = rng.sample(_CLASSES, len(_CLASSES))
-    words = [list(LISTS[topic]) for topic in topics]
+    words = [list(synthetic.LISTS[topic]) for topic in topics]
     for every in words:
         rng.shuffle(every)
-    names = list_people(inputs.split)
+    names = synthetic.list_people(inputs.split)
 
     def sentence(rng: random.Random, word: str) -> str:
         return f"Sentence: {rng.choice(names)} {rng.choice(_VERBS)} the {word}.\nClass:"
@@ -317,7 +307,7 @@ def many_shot(inputs: SampleInputs) -> ContextMaker:
                 text = sentence(rng, rng.choice(words[kind][TURNS:]))
                 yield f"{text} ({letters[kind]})"
 
-    drawn = keep_drawn(examples())
+    drawn = synthetic.keep_drawn(examples())
     turns: list[AskedQuestion] = []
     for turn in range(TURNS):
         kind = rng.randrange(len(topics))
@@ -330,7 +320,7 @@ def many_shot(inputs: SampleInputs) -> ContextMaker:
     return make
 
 
-CONTEXTS: Mapping[str, Callable[[SampleInputs], ContextMaker]] = {
+CONTEXTS: Mapping[str, Callable[[synthetic.SampleInputs], ContextMaker]] = {
     "scbench_kv": key_value,
     "scbench_hashhop": hash_hop,
     "scbench_mf": math_find,
