@@ -1,11 +1,11 @@
 """Train a classifier of prompts for WindowKV's `ByClassifier`: a folder that transformers can load.
 
-    python recipes/windowkv/task_classifier.py --out FOLDER [--base google-bert/bert-base-cased]
+    python recipes/windowkv/task_classifier.py --data FILE.jsonl --out FOLDER
+        [--base google-bert/bert-base-cased]
 
-Prompts are those of kvp's own tasks (`TASKS`), or rows of `--data FILE.jsonl`: {"prompt": text,
-"label": "qa" or "aggregation"}, of which the last tenth is for the test. `metrics.json` in the
-folder has settings, losses, and accuracy, recall and F1 (of aggregation) on prompts that were not
-trained on.
+FILE.jsonl has a prompt per line, {"prompt": text, "label": "qa" or "aggregation"}. A tenth of the
+prompts, drawn at random, is for the test. `metrics.json` in the folder has the settings, the losses
+and, of the test prompts, the accuracy, and the recall and the F1 score of aggregation.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from task_types import both_ends, guess_task_type, logits_of
+from task_types import MAX_PIECES, both_ends, guess_task_type, logits_of
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 from transformers import (
@@ -33,30 +33,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from kvp import load_model
-from kvp.data.encode import encode
-from kvp.data.task import TaskSettings
-from kvp.data.tasks import build_samples
 from kvp.errors import KvpError, UsageError
-from policies.windowkv import AGGREGATION, QA, TASK_TYPES
+from policies.windowkv import TASK_TYPES
 
-TASKS = {
-    QA: ("niah_single_1", "niah_single_2", "niah_multikey_1", "niah_multikey_2", "niah_multivalue",
-         "niah_multiquery", "scbench_kv"),
-    AGGREGATION: ("cwe", "fwe", "scbench_mf"),
-}  # fmt: skip
-"""Tasks to train on, by class; each class gets as many prompts."""
-OTHER_TASKS = {
-    QA: ("vt", "niah_multikey_3", "scbench_hashhop"),
-    AGGREGATION: ("scbench_many_shot",),
-}
-"""Tasks of other kinds, for the test alone."""
-LENGTHS = (640, 1024, 2048)
-"""Tokens of a prompt at most, of nano's tokenizer: some are read whole, some lose their middle."""
-PAPER = {"lr": 1e-6, "epochs": 10, "relu_logits": True}
-"""Appendix A.3, and the ReLU of the published code; batch 16 and dropout 0.5 are the defaults."""
-PIECES = 512
-"""Word pieces that the classifier reads at most: the first and the last half of longer prompts."""
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
 Text = tuple[str, int]
@@ -65,29 +44,8 @@ Example = tuple[list[int], int]
 """The ids of its word pieces and the index of its class."""
 
 
-def task_prompts(
-    tasks: Mapping[str, Sequence[str]], split: str, count: int, seed: int
-) -> dict[str, list[Text]]:
-    """`count` prompts of either class as WindowKV sees them: `seen` whole, `not seen` contexts."""
-    _, tokenizer = load_model("nano")
-    texts: dict[str, list[Text]] = {"seen": [], "not seen": []}
-    for label, names in tasks.items():
-        shares = [(name, length) for length in LENGTHS for name in names]
-        for number, (name, length) in enumerate(shares):
-            settings = TaskSettings(
-                tasks=(name,), split=split, seed=seed, length=length,
-                count=len(range(number, count, len(shares))),
-            )  # fmt: skip
-            for sample in build_samples(name, settings, tokenizer) if settings.count else ():
-                encoded = encode(sample, tokenizer)
-                for what, end in (("seen", None), ("not seen", encoded.context_length)):
-                    text = tokenizer.decode(encoded.ids[:end], skip_special_tokens=True)
-                    texts[what].append((str(text), TASK_TYPES.index(label)))
-    return texts
-
-
 def file_prompts(path: Path) -> list[Text]:
-    """Prompts of a file; UsageError names the first line that is not as it should be."""
+    """Prompts of a file; UsageError names the first line that has another form."""
     texts = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
@@ -120,7 +78,7 @@ def small_bert(texts: Iterable[str], dropout: float) -> tuple[PreTrainedModel, A
     )  # fmt: skip
     config = BertConfig(
         vocab_size=len(tokenizer), hidden_size=128, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=512, max_position_embeddings=PIECES, classifier_dropout=dropout,
+        intermediate_size=512, max_position_embeddings=MAX_PIECES, classifier_dropout=dropout,
     )  # fmt: skip
     return BertForSequenceClassification(config), tokenizer
 
@@ -128,7 +86,7 @@ def small_bert(texts: Iterable[str], dropout: float) -> tuple[PreTrainedModel, A
 def encoder(
     base: str | None, texts: Iterable[str], dropout: float
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The encoder to start from, a folder or a name on the hub, with a new head; or a small one."""
+    """The encoder `base`, a folder or a name on the hub, with a new head; a small one for None."""
     if base is None:
         model, tokenizer = small_bert(texts, dropout)
     else:
@@ -199,53 +157,39 @@ def measure(model: PreTrainedModel, examples: Sequence[Example], batch: int) -> 
 
 
 def run(
-    out: Path, *, base: str | None = None, data: Path | None = None, count: int = 300,
-    lr: float | None = None, epochs: int = 3, batch: int = 16, dropout: float = 0.5,
-    relu_logits: bool = False, seed: int = 0, device: str = "cpu",
+    out: Path, data: Path, *, base: str | None = None, lr: float | None = None, epochs: int = 3,
+    batch: int = 16, dropout: float = 0.5, seed: int = 0, device: str = "cpu",
 ) -> dict[str, Any]:  # fmt: skip
-    """Train, write the new folder `out`, and return its metrics.
+    """Train on the prompts of the file `data`, write the new folder `out`, return its metrics.
 
-    `count` prompts of either class; `lr` is 2e-5 for a given encoder and 5e-4 for the random one.
-    Raises UsageError on a folder that is there and on a bad file.
+    `lr` is 2e-5 for a given encoder and 5e-4 for the random one, where it is None. Raises
+    UsageError where `out` exists already, and on a bad file.
     """
     if out.exists():
         raise UsageError(f"--out {out} exists already: name a new folder")
     lr = lr or (5e-4 if base is None else 2e-5)
-    if data is None:
-        made = task_prompts(TASKS, "train", count, seed)
-        training = made["seen"] + made["not seen"]
-        tests = {
-            f"{name}, question {what}": texts
-            for name, tasks in {"tasks": TASKS, "other tasks": OTHER_TASKS}.items()
-            for what, texts in task_prompts(tasks, "test", max(count // 4, 1), seed).items()
-        }
-    else:
-        texts = file_prompts(data)
-        random.Random(seed).shuffle(texts)
-        training, tests = texts[: -(len(texts) // 10)], {"test": texts[-(len(texts) // 10) :]}
+    texts = file_prompts(data)
+    random.Random(seed).shuffle(texts)
+    tested = len(texts) // 10
+    training, test = texts[:-tested], texts[-tested:]
     torch.manual_seed(seed)
     model, tokenizer = encoder(base, (text for text, _ in training), dropout)
-    model.config.relu_logits = relu_logits
     model.to(device)
-    limit = min(PIECES, model.config.max_position_embeddings)
+    limit = min(MAX_PIECES, model.config.max_position_embeddings)
 
     def examples(texts: Iterable[Text]) -> list[Example]:
         return [(both_ends(tokenizer, text, limit), label) for text, label in texts]
 
     losses = train(model, examples(training), lr=lr, epochs=epochs, batch=batch, seed=seed)
+    guessed = fmean(guess_task_type(text) == TASK_TYPES[label] for text, label in test)
     metrics = {
         "settings": {
-            "base": base or "random", "data": data and data.name, "lr": lr, "epochs": epochs,
-            "batch": batch, "dropout": dropout, "relu_logits": relu_logits, "seed": seed,
+            "base": base or "random", "data": data.name, "lr": lr, "epochs": epochs,
+            "batch": batch, "dropout": dropout, "seed": seed,
         },
         "prompts": len(training),
         "loss": losses,
-        "test": {
-            name: measure(model, examples(texts), batch)
-            | {"heuristic": fmean(guess_task_type(text) == TASK_TYPES[label]
-                                  for text, label in texts)}
-            for name, texts in tests.items()
-        },
+        "test": measure(model, examples(test), batch) | {"heuristic": guessed},
     }  # fmt: skip
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
@@ -257,19 +201,13 @@ def main() -> int:
     """The command line; exit status 2 on a mistake."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--out", type=Path, required=True, help="new folder")
+    parser.add_argument("--data", type=Path, required=True, help="JSON lines of prompt and label")
     parser.add_argument("--base", help="encoder: a folder or a hub id (default: small and random)")
-    parser.add_argument("--data", type=Path, help="JSON lines of prompt and label")
-    parser.add_argument("--count", type=int, help="generated prompts of either class (300)")
-    parser.add_argument("--paper", action="store_true", help="the paper's lr, epochs and ReLU")
     parser.add_argument("--lr", type=float, help="peak learning rate (2e-5; random encoder 5e-4)")
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--device")
-    given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
-    settings = {**(PAPER if given.pop("paper") else {}), **given}
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
     try:
-        metrics = run(**settings)
+        metrics = run(**vars(parser.parse_args()))
     except (KvpError, OSError, ValueError) as error:
         print(f"error: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2

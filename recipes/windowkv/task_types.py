@@ -102,9 +102,9 @@ def classify(text: str, source: str) -> str:
 
 
 def logits_of(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
-    """Logits [B, labels] on the CPU, after a ReLU where the model says so, as WindowKV's code."""
+    """Logits [B, labels] float32 on the CPU."""
     logits: Tensor = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device))[0]
-    return (logits.relu() if getattr(model.config, "relu_logits", False) else logits).float().cpu()
+    return logits.float().cpu()
 
 
 def both_ends(tokenizer: PreTrainedTokenizerBase, text: str, limit: int) -> list[int]:

@@ -66,42 +66,20 @@ def test_what_is_written(classifier):
     metrics = json.loads((classifier / "metrics.json").read_text())
     assert metrics["prompts"] == 108
     assert metrics["loss"][-1] < metrics["loss"][0]
-    assert metrics["test"]["test"] == {
+    assert metrics["test"] == {
         "prompts": 12, "accuracy": 1.0, "recall": 1.0, "f1": 1.0, "heuristic": 1.0,
     }  # fmt: skip
     config = json.loads((classifier / "config.json").read_text())
     assert config["id2label"] == {"0": "qa", "1": "aggregation"}
-    assert config["relu_logits"] is False
 
 
-def test_a_given_encoder_and_the_settings_of_the_paper(recipe, classifier, data, tmp_path):
-    paper = recipe["task_classifier"].PAPER
-    assert paper == {"lr": 1e-6, "epochs": 10, "relu_logits": True}
-    out = tmp_path / "paper"
-    made = recipe["task_classifier"].run(
-        out, base=str(classifier), data=data, **{**paper, "epochs": 1}
-    )
+def test_a_given_encoder_is_trained_further(recipe, classifier, data, tmp_path):
+    out = tmp_path / "further"
+    made = recipe["task_classifier"].run(out, base=str(classifier), data=data, lr=1e-6, epochs=1)
     assert made["settings"]["base"] == str(classifier)
     assert (made["settings"]["batch"], made["settings"]["dropout"]) == (16, 0.5)
     model, _ = recipe["task_types"].load_classifier(str(out))
-    assert model.config.relu_logits
     assert model.config.classifier_dropout == 0.5
-
-
-def test_prompts_of_tasks_are_labelled_by_them(recipe, monkeypatch):
-    """As many of either class, whole and without their questions, no prompt in two splits."""
-    monkeypatch.setattr(recipe["task_classifier"], "LENGTHS", (640,))
-    tasks = {"qa": ("niah_single_1",), "aggregation": ("cwe",)}
-    train, test = (
-        recipe["task_classifier"].task_prompts(tasks, split, 2, seed=0)
-        for split in ("train", "test")
-    )
-    assert [label for _, label in train["seen"]] == [0, 0, 1, 1]
-    asked = ("What is the special magic", "What are the 10 most common words")
-    for what in ("seen", "not seen"):
-        assert not {*train[what]} & {*test[what]}
-        for text, label in train[what]:
-            assert (asked[label] in text[-300:]) == (what == "seen")
 
 
 def test_measures_by_hand(recipe, monkeypatch):
@@ -126,7 +104,7 @@ def test_mistakes_are_one_line(recipe, tmp_path, lines, message, one_line):
     with one_line(UsageError, message):
         recipe["task_classifier"].run(tmp_path / "new", data=tmp_path / "bad.jsonl")
     with pytest.raises(UsageError, match="exists already: name a new folder"):
-        recipe["task_classifier"].run(tmp_path)
+        recipe["task_classifier"].run(tmp_path, data=tmp_path / "bad.jsonl")
     assert not (tmp_path / "new").exists()
 
 
@@ -172,16 +150,9 @@ def _save(folder, bias, **options):
     return str(folder)
 
 
-@pytest.mark.parametrize(
-    ("bias", "relu", "label"),
-    [
-        ([2.0, -1.0], False, "qa"),
-        ([-2.0, -1.0], False, "aggregation"),
-        ([-2.0, -1.0], True, "qa"),  # both are 0, and the first wins: what the published head does
-    ],
-)
-def test_the_largest_logit_names_the_label(recipe, tmp_path, bias, relu, label):
-    source = _save(tmp_path, bias, id2label={0: "qa", 1: "aggregation"}, relu_logits=relu)
+@pytest.mark.parametrize(("bias", "label"), [([2.0, -1.0], "qa"), ([-2.0, -1.0], "aggregation")])
+def test_the_largest_logit_names_the_label(recipe, tmp_path, bias, label):
+    source = _save(tmp_path, bias, id2label={0: "qa", 1: "aggregation"})
     assert recipe["task_types"].classify("1 2 3", source) == label
     assert recipe["task_types"].classify("1 2 3 " * 100, source) == label
 
