@@ -40,21 +40,15 @@ __all__ = [
     "prefill_and_evict", "read_results", "resolve_method", "train",
 ]  # fmt: skip
 
-_MODULES = {
-    "Protection": "kvp.ranking",
-    "TraceReader": "kvp.store",
-    "compress": "kvp.hf.contexts",
-    "evicting": "kvp.hf",
-    "load_context": "kvp.hf.contexts",
-    "load_model": "kvp.hf",
-    "load_policy": "policies",
-    "make_allocator": "policies",
-    "make_method": "policies",
-    "make_scorer": "policies",
-    "model_card": "eval.card",
-    "prefill_and_evict": "kvp.hf",
-    "resolve_method": "policies",
+_NAMES = {
+    "eval.card": ("model_card",),
+    "kvp.hf": ("evicting", "load_model", "prefill_and_evict"),
+    "kvp.hf.contexts": ("compress", "load_context"),
+    "kvp.ranking": ("Protection",),
+    "kvp.store": ("TraceReader",),
+    "policies": ("load_policy", "make_allocator", "make_method", "make_scorer", "resolve_method"),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 """The module of each name that is imported at its first use, because it takes torch or pandas."""
 
 

@@ -43,8 +43,7 @@ ALLOCATOR_NAMES = (
 UNIFORM = "uniform"
 """The allocator that keeps equally many tokens in every head."""
 KVZAP = "kvzap"
-EXTERNAL_NAMES = (KVZAP,)
-"""Methods whose weights do not come with kvp, the names of `policies.registry.FROM_OUTSIDE`."""
+"""The method whose weights do not come with kvp (`policies.registry.FROM_OUTSIDE`)."""
 LEARNED = "kvp"
 """The policies of `--policies`."""
 FULL = "full"
@@ -81,7 +80,6 @@ POLICY_FILE = "policy.json"
 """What a folder with a policy holds."""
 NO_TRACES = "no trace store at {}: no such folder; kvp collect makes one"
 """The message for a missing folder; {} stands for its name."""
-_LONGEST_NAME = 1000
 _NEVER_SHOWN = ("Cc", "Cs", "Zl", "Zp")
 """Categories of Unicode: control characters, halves of surrogate pairs, ends of lines."""
 Value = int | float | str | bool
@@ -174,8 +172,8 @@ def split_policy(text: str) -> tuple[str, str | None]:
 def plain_name(name: str) -> str:
     """The name itself, of a task, model, method or policy; ValueError where no table holds it."""
     odd = [char for char in name if char == "`" or unicodedata.category(char) in _NEVER_SHOWN]
-    if odd or len(name) > _LONGEST_NAME:
-        has = f"the character {odd[0]!a}" if odd else f"more than {_LONGEST_NAME:,} characters"
+    if odd or len(name) > 1000:
+        has = f"the character {odd[0]!a}" if odd else "more than 1,000 characters"
         raise ValueError(f"the name {name!a:.80} has {has}")
     return name
 
@@ -233,7 +231,7 @@ def check_policy(name: str, flag: str = "") -> None:
 
 def check_methods(specs: Iterable[str], flag: str, others: Sequence[str] = OTHER_METHODS) -> None:
     """Raise UsageError, naming the flag, on an allocator or method that it cannot take."""
-    others = (*EXTERNAL_NAMES, *others)
+    others = (KVZAP, *others)
     for spec in specs:
         scorer, allocator = split_method(spec)
         if message := name_error("method", scorer, SCORER_NAMES, others):

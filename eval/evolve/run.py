@@ -85,12 +85,10 @@ class PromptSet:
         for scheme in schemes:
             counts = torch.tensor(self.plan.counts(scheme, start.tokens))  # [L]
             compressed.append(selection.tokens_of(counts[:, None].expand(-1, heads)))
-        results = [fields for fields, _ in measure_outcomes(runner, prompt, start, compressed)]
+        results = [row for row, _ in measure_outcomes(runner, prompt, start, compressed)]
         if prompt.teacher_forced:
-            return [
-                evolution.reply_score(fields["nll"], fields["reply_tokens"]) for fields in results
-            ]
-        return [float(fields["score"]) for fields in results]
+            return [evolution.reply_score(row["nll"], row["reply_tokens"]) for row in results]
+        return [float(row["score"]) for row in results]
 
     def _score(self, index: int) -> Prefill:
         """Prefill with what the scorer reads, score every layer, keep what fits."""

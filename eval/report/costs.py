@@ -13,7 +13,7 @@ from eval.results.method_setting import MethodSetting, PolicyGroups
 from eval.results.records import group_by
 from eval.results.shapes import TimingRow
 from eval.results.stats import Interval, median_interval
-from kvp.names import EXTERNAL_NAMES, FULL, LEARNED
+from kvp.names import FULL, KVZAP, LEARNED
 from policies.registry import SCORERS
 
 
@@ -75,7 +75,7 @@ def count_passes(method: str) -> int | None:
     None for a user's own, whose class is not here.
     """
     if (known := SCORERS.get(method)) is None:
-        return 1 if method in (FULL, LEARNED, *EXTERNAL_NAMES) else None
+        return 1 if method in (FULL, LEARNED, KVZAP) else None
     return 1 if known().needs.reconstruction is None else 2
 
 

@@ -19,8 +19,15 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicCache
 
 from kvp.errors import UsageError
-from kvp.hf import cache_layers
 from kvp.hf.attention import QueryRecorder, StoredKeys
+from kvp.hf.cache_layers import (
+    EvictingLayer,
+    UntouchedLayer,
+    arrange_layers,
+    copy_layers,
+    gather_layer,
+    untouched_layers,
+)
 from kvp.hf.model_config import evicted_layers
 
 PADDING, UNKNOWN = -1, -2
@@ -30,9 +37,7 @@ PADDING, UNKNOWN = -1, -2
 class EvictingCache(Cache):
     """The layers of a model; empty until its first forward pass, like a `DynamicCache`."""
 
-    def __init__(
-        self, layers: Sequence[cache_layers.EvictingLayer | cache_layers.UntouchedLayer] = ()
-    ) -> None:
+    def __init__(self, layers: Sequence[EvictingLayer | UntouchedLayer] = ()) -> None:
         """Start from `layers`, or empty: kvp's own then appear when fed; `of` makes all kinds."""
         super().__init__(layers=list(layers))
         self.recorder: QueryRecorder | None = None
@@ -51,8 +56,8 @@ class EvictingCache(Cache):
     @classmethod
     def of(cls, config: PreTrainedConfig) -> EvictingCache:
         """An empty cache for a model with this config."""
-        own = [cache_layers.EvictingLayer() for _ in evicted_layers(config)]
-        return cls(cache_layers.arrange_layers(own, cache_layers.untouched_layers(config)))
+        own = [EvictingLayer() for _ in evicted_layers(config)]
+        return cls(arrange_layers(own, untouched_layers(config)))
 
     @classmethod
     def adopt(cls, cache: Cache, config: PreTrainedConfig) -> EvictingCache:
@@ -85,7 +90,7 @@ class EvictingCache(Cache):
         values: Sequence[Tensor],
         indices: Sequence[Tensor],
         seen: int,
-        untouched: Mapping[int, cache_layers.UntouchedLayer] | None = None,
+        untouched: Mapping[int, UntouchedLayer] | None = None,
     ) -> EvictingCache:
         """Build a cache of R entries from a prefill, each entry and head with its own kept tokens.
 
@@ -95,17 +100,13 @@ class EvictingCache(Cache):
         (`EvictingLayer`). `seen` is the true length, N or more. `untouched` are the caches of the
         model's other layers after the `seen` tokens, of 1 or R entries; they are copied.
         """
-        layers: list[cache_layers.EvictingLayer] = []
+        layers: list[EvictingLayer] = []
         for layer_keys, layer_values, layer_indices in zip(keys, values, indices, strict=True):
             positions = torch.arange(layer_keys.shape[2], device=layer_keys.device)[None, None]
-            layers.append(
-                cache_layers.gather_layer(layer_keys, layer_values, positions, layer_indices, seen)
-            )
+            layers.append(gather_layer(layer_keys, layer_values, positions, layer_indices, seen))
         batch, entries = keys[0].shape[0], indices[0].shape[0]
         spread = None if batch == entries else torch.zeros(entries, dtype=torch.int64)
-        return cls(
-            cache_layers.arrange_layers(layers, cache_layers.copy_layers(untouched or {}, spread))
-        )
+        return cls(arrange_layers(layers, copy_layers(untouched or {}, spread)))
 
     def fork(self, n: int = 1) -> EvictingCache:
         """An independent cache that goes on from here; this one stays as it is.
@@ -119,7 +120,7 @@ class EvictingCache(Cache):
         self.refuse_unfinished()
         fork = copy.copy(self)
         own = [copy.copy(layer) for layer in self.stored.values()]
-        fork.layers = cache_layers.arrange_layers(own, cache_layers.copy_layers(self.untouched))
+        fork.layers = arrange_layers(own, copy_layers(self.untouched))
         fork.recorder = copy.deepcopy(self.recorder)
         fork.batch_repeat_interleave(n)  # entries that are chosen are copies
         return fork
@@ -221,12 +222,12 @@ class EvictingCache(Cache):
     ) -> tuple[Tensor, Tensor] | tuple[StoredKeys, StoredKeys]:
         """Append [B, H, T, D]; give a handle for kvp's own layers, keys and values for others."""
         while len(self.layers) <= layer_idx:
-            self.layers.append(cache_layers.EvictingLayer())
-        top = next(layer for layer in self.layers if isinstance(layer, cache_layers.EvictingLayer))
+            self.layers.append(EvictingLayer())
+        top = next(layer for layer in self.layers if isinstance(layer, EvictingLayer))
         layer, first = self.layers[layer_idx], self.layers.index(top)
         if layer_idx <= first:  # the first layer of a pass
             self.check_batch(len(key_states))
-        if not isinstance(layer, cache_layers.EvictingLayer):
+        if not isinstance(layer, EvictingLayer):
             return super().update(key_states, value_states, layer_idx)
         layer.is_first = layer_idx == first
         layer.update(key_states, value_states)
@@ -236,16 +237,12 @@ class EvictingCache(Cache):
         return stored, stored
 
     @property
-    def stored(self) -> dict[int, cache_layers.EvictingLayer]:
+    def stored(self) -> dict[int, EvictingLayer]:
         """The layers that tokens are evicted from: index in the model -> layer."""
-        return {
-            i: layer
-            for i, layer in enumerate(self.layers)
-            if isinstance(layer, cache_layers.EvictingLayer)
-        }
+        return {i: layer for i, layer in enumerate(self.layers) if isinstance(layer, EvictingLayer)}
 
     @property
-    def untouched(self) -> dict[int, cache_layers.UntouchedLayer]:
+    def untouched(self) -> dict[int, UntouchedLayer]:
         """Caches of all other layers of the model, which kvp never changes: index -> cache."""
         own = self.stored
         return {index: layer for index, layer in enumerate(self.layers) if index not in own}
@@ -273,7 +270,7 @@ class EvictingCache(Cache):
         if not self.untouched:
             self.layers.clear()
         for index in self.stored:
-            self.layers[index] = cache_layers.EvictingLayer()
+            self.layers[index] = EvictingLayer()
         for layer in self.untouched.values():
             layer.reset()
 

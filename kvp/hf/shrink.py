@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvp import ranking
 from kvp.budgets import Budget
 from kvp.errors import UsageError
 from kvp.hf.cache import EvictingCache
@@ -29,6 +28,16 @@ from kvp.hf.prefill import Prefill, split_batch
 from kvp.hf.scorer_inputs import whole_prompt_input
 from kvp.hf.visibility import EMPTY
 from kvp.own_packages import warn_caller
+from kvp.ranking import (
+    EMPTY_SLOT,
+    Allocator,
+    AllocatorParts,
+    Choice,
+    Protection,
+    Selection,
+    check_budget,
+    score_and_select,
+)
 from kvp.scoring import ALL_QUERIES, Needs, Scorer, View, needs_of, score_views, sizes_of
 
 REMEDY = ': protection="off" leaves all to the method'  # which programs do not offer
@@ -40,12 +49,12 @@ class EvictionRule:
 
     scorer: Scorer
     budget: Budget
-    protection: ranking.Protection
-    allocator: ranking.Allocator | None = None
+    protection: Protection
+    allocator: Allocator | None = None
     """None: the same number of tokens in every head."""
 
     def __post_init__(self) -> None:
-        ranking.check_budget(self.budget, self.protection)
+        check_budget(self.budget, self.protection)
 
 
 def shrink(
@@ -76,17 +85,12 @@ def shrink(
         pad, budget = padding[batch.start], budgets[batch.start]
         chosen = [all_tokens(part)] * part.keys[0].shape[0]
         if rule.allocator is not None or budget < part.tokens:
-            choice = ranking.Choice(budget, rule.protection, rule.allocator)
-            ((_, chosen),) = ranking.score_and_select(
+            choice = Choice(budget, rule.protection, rule.allocator)
+            ((_, chosen),) = score_and_select(
                 partial(part.views, needs_of(rule.scorer)), rule.scorer, [choice]
             )
-        kept += [
-            torch.where(tokens == ranking.EMPTY_SLOT, tokens, tokens + pad) for tokens in chosen
-        ]
-    if all(
-        tokens.shape[-1] == columns and bool((tokens != ranking.EMPTY_SLOT).all())
-        for tokens in kept
-    ):
+        kept += [torch.where(tokens == EMPTY_SLOT, tokens, tokens + pad) for tokens in chosen]
+    if all(tokens.shape[-1] == columns and bool((tokens != EMPTY_SLOT).all()) for tokens in kept):
         return
     with cache.changing():
         for number, (index, layer) in enumerate(cache.stored.items()):
@@ -117,11 +121,9 @@ def gather(prefill: Prefill, kept: Sequence[Tensor]) -> EvictingCache:
 
 def _stack_prompts(prompts: Sequence[Tensor]) -> Tensor:
     """Indices [H, S] of each prompt as [B, H, widest], `EMPTY_SLOT` after a head's last one."""
-    prompts = [kept[:, : int((kept != ranking.EMPTY_SLOT).sum(dim=-1).max())] for kept in prompts]
+    prompts = [kept[:, : int((kept != EMPTY_SLOT).sum(dim=-1).max())] for kept in prompts]
     width = max(kept.shape[-1] for kept in prompts)
-    padded = [
-        F.pad(kept, (0, width - kept.shape[-1]), value=ranking.EMPTY_SLOT) for kept in prompts
-    ]
+    padded = [F.pad(kept, (0, width - kept.shape[-1]), value=EMPTY_SLOT) for kept in prompts]
     return torch.stack(padded)
 
 
@@ -158,8 +160,7 @@ def shrink_again(
         kept.append(_select_slots(layers, rule, budget, prompt))
     chosen = [_stack_prompts([slots[number] for slots in kept]) for number in range(len(stored))]
     if all(
-        indices.shape[2] == layer.positions.shape[2]
-        and not bool((indices == ranking.EMPTY_SLOT).any())
+        indices.shape[2] == layer.positions.shape[2] and not bool((indices == EMPTY_SLOT).any())
         for indices, layer in zip(chosen, cache.stored.values(), strict=True)
     ):
         return
@@ -234,7 +235,7 @@ def _select_slots(
     layers: Sequence[_LayerOfEntry], rule: EvictionRule, budget: int, prompt_tokens: int
 ) -> list[Tensor]:
     """Slots of one batch entry that stay: per layer [H, S] int64, `EMPTY_SLOT` after the last."""
-    if rule.allocator is not None and ranking.AllocatorParts(rule.allocator).pooled:
+    if rule.allocator is not None and AllocatorParts(rule.allocator).pooled:
         positions = [layer.positions.cpu() for layer in layers]
         if not all(torch.equal(held, positions[0][:1].expand(len(held), -1)) for held in positions):
             raise UsageError(
@@ -261,20 +262,20 @@ def _select_slots(
     device = scores[0].device  # layers may lie on several devices
     pairs = zip(scores, orders, strict=True)
     arranged = [_take_slots(layer, order, -torch.inf).to(device) for layer, order in pairs]
-    selection = ranking.Selection(torch.stack(arranged), rule.protection, sizes_of(rule.scorer))
+    selection = Selection(torch.stack(arranged), rule.protection, sizes_of(rule.scorer))
     tokens = selection.tokens(min(budget, width), rule.allocator)
     return [
-        _sort_slots(_take_slots(order, chosen.to(order.device), ranking.EMPTY_SLOT))
+        _sort_slots(_take_slots(order, chosen.to(order.device), EMPTY_SLOT))
         for order, chosen in zip(orders, tokens, strict=True)
     ]
 
 
-def _arrange_slots(slots: Sequence[Tensor], width: int, protection: ranking.Protection) -> Tensor:
+def _arrange_slots(slots: Sequence[Tensor], width: int, protection: Protection) -> Tensor:
     """Slots of every head, [H, width], with `EMPTY_SLOT` between the sinks and the rest.
 
     So the first and the last slots are the tokens that `protection` means.
     """
-    arranged = torch.full((len(slots), width), ranking.EMPTY_SLOT, device=slots[0].device)
+    arranged = torch.full((len(slots), width), EMPTY_SLOT, device=slots[0].device)
     for head, head_slots in enumerate(slots):
         sinks = min(protection.sinks, len(head_slots))
         arranged[head, :sinks] = head_slots[:sinks]
@@ -284,11 +285,11 @@ def _arrange_slots(slots: Sequence[Tensor], width: int, protection: ranking.Prot
 
 def _take_slots(tensor: Tensor, indices: Tensor, empty: float) -> Tensor:
     """`tensor` [H, S] at `indices` [H, n], and `empty` where they are `EMPTY_SLOT`."""
-    return tensor.gather(1, indices.clamp_min(0)).masked_fill(indices == ranking.EMPTY_SLOT, empty)
+    return tensor.gather(1, indices.clamp_min(0)).masked_fill(indices == EMPTY_SLOT, empty)
 
 
 def _sort_slots(slots: Tensor) -> Tensor:
     """Slots [H, n] ascending, those that are `EMPTY_SLOT` last."""
     last = torch.iinfo(slots.dtype).max
-    ordered = slots.masked_fill(slots == ranking.EMPTY_SLOT, last).sort(dim=-1).values
-    return ordered.masked_fill(ordered == last, ranking.EMPTY_SLOT)
+    ordered = slots.masked_fill(slots == EMPTY_SLOT, last).sort(dim=-1).values
+    return ordered.masked_fill(ordered == last, EMPTY_SLOT)

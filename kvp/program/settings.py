@@ -22,8 +22,6 @@ from kvp.plugins import is_object_name
 from kvp.ranks import Rank, rank_of
 
 Bounds = Mapping[str, float]
-LARGEST_SEED = 2**63 - 1
-"""The largest that torch's generators and int64 columns take."""
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
@@ -86,11 +84,6 @@ class RunConfig(DeviceConfig):
     """Seed of everything that is drawn or generated."""
 
     MINIMUMS: ClassVar[Bounds] = {"seed": 0}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.seed > LARGEST_SEED:
-            raise UsageError(f"--seed must be at most {LARGEST_SEED}, got {self.seed}")
 
 
 @dataclass(frozen=True, kw_only=True)

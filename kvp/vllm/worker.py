@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,9 +90,7 @@ class Worker:
         extra = settings_of(vllm_config)
         self._block_size = vllm_config.cache_config.block_size
         self._memory_bytes = float(extra.get("memory_gb", 4.0)) * 1e9
-        self._contexts = LRUCache[str, Context](
-            self._memory_bytes, getsizeof=lambda context: context.facts.nbytes
-        )
+        self._contexts = LRUCache[str, Context](self._memory_bytes, attrgetter("facts.nbytes"))
         self._method = policy_of(extra["policy"], model.geometry) if "policy" in extra else None
         self._layers: dict[int, Any] = {}
         self._layout: BlockLayout | None = None

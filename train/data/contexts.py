@@ -100,9 +100,6 @@ class _Labelled(NamedTuple):
     features of 1,024 tokens that are made of them."""
 
 
-_Memory = LRUCache[Any, Any]
-
-
 class ContextSource:
     """Contexts of one store, by compression point; safe to share between threads."""
 
@@ -124,10 +121,10 @@ class ContextSource:
         self._with_recent = recent
         self.device = device or torch.device("cpu")
         self._turn = threading.Lock()
-        self._trace_memory = _Memory(memory_bytes * 3 // 4, _size)
+        self._trace_memory = LRUCache[Any, Any](memory_bytes * 3 // 4, _size)
         """Keys and values by ("kv", sequence), queries, which new labels alone need, by
         ("queries", sequence)."""
-        self._label_memory = _Memory(memory_bytes // 4, _size)
+        self._label_memory = LRUCache[Any, Any](memory_bytes // 4, _size)
 
     def context(self, point: CompressionPoint) -> RankingContext:
         """All cached tokens of a point, on the source's device; StoreError on damage."""
@@ -209,7 +206,7 @@ def _size(tensors: Iterable[Tensor | None]) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
-def _remember(memory: _Memory, key: object, item: tuple[Tensor | None, ...]) -> None:
+def _remember(memory: LRUCache[Any, Any], key: object, item: tuple[Tensor | None, ...]) -> None:
     with suppress(ValueError):  # larger than the whole memory
         memory[key] = item
 

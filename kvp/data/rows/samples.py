@@ -14,21 +14,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvp.data import task as task_data
 from kvp.data.encode import CHANGED, CHARACTERS, TokenCounter, count_prompt_tokens
 from kvp.data.metrics import NONE, number_of_reference
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.files import Skipped, list_first
 from kvp.data.rows.forms import Document
 from kvp.data.splits import ALL
-from kvp.data.task import (
-    REPLY_TOKENS,
-    Sample,
-    Source,
-    TaskSettings,
-    Turn,
-    blank_sample,
-    context_name,
-)
 from kvp.names import plain_name
 
 if TYPE_CHECKING:
@@ -37,13 +29,13 @@ if TYPE_CHECKING:
 
 def row_samples(
     data: str,
-    settings: TaskSettings,
+    settings: task_data.TaskSettings,
     tokenizer: PreTrainedTokenizerBase,
     *,
     flag: str,
     task: str | None = None,
     dialogues: bool = False,
-) -> Source:
+) -> task_data.Source:
     """The samples of a file, a folder or a hub data set in one split, in a seeded order.
 
     Rows that cannot be used are skipped and counted in notes; with `settings.needs_reply`, so are
@@ -56,7 +48,7 @@ def row_samples(
     settings.shuffle_in_order(of_split)
     name = data_name(data)
     count = TokenCounter(tokenizer, settings.length)
-    blank = blank_sample(settings, task or name, "")
+    blank = task_data.blank_sample(settings, task or name, "")
     maker = _SampleMaker(settings, count, blank, dialogues)
     first = islice(maker.samples(of_split), settings.count)
     questions = (question for document in of_split for question in document.questions)
@@ -65,7 +57,7 @@ def row_samples(
         replace(
             sample,
             id=settings.sample_id(name, number)
-            + (context_name(sample.context) if asked[sample.context] > 1 else ""),
+            + (task_data.context_name(sample.context) if asked[sample.context] > 1 else ""),
         )
         for number, sample in enumerate(first)
     ]
@@ -74,7 +66,7 @@ def row_samples(
         rows = "row" if len(skipped) == 1 else "rows"
         left_out = f"{what}: {settings.split} split: left out {len(skipped)} {rows}"
         notes.append(f"{left_out}: {list_first(skipped)}")
-    return Source.of(samples, notes)
+    return task_data.Source.of(samples, notes)
 
 
 def data_name(data: str) -> str:
@@ -87,14 +79,14 @@ def data_name(data: str) -> str:
 class _SampleMaker:
     """Makes samples and remembers what it left out."""
 
-    settings: TaskSettings
+    settings: task_data.TaskSettings
     count: TokenCounter
     """Counts the tokens of all samples: questions share contexts, which are tokenised once."""
-    blank: Sample
+    blank: task_data.Sample
     dialogues: bool
     skipped: list[Skipped] = field(default_factory=list)
 
-    def samples(self, documents: Sequence[Document]) -> Iterator[Sample]:
+    def samples(self, documents: Sequence[Document]) -> Iterator[task_data.Sample]:
         """Chats first, then single rows; data have one of the forms, as a rule."""
         yield from self._chats([document for document in documents if document.turns])
         for document in documents:
@@ -109,10 +101,10 @@ class _SampleMaker:
                 else:
                     yield sample
 
-    def _chats(self, dialogues: Sequence[Document]) -> Iterator[Sample]:
+    def _chats(self, dialogues: Sequence[Document]) -> Iterator[task_data.Sample]:
         metric, length = self.settings.metric or NONE, self.settings.length
 
-        def prompt_tokens(turns: Sequence[Turn]) -> int:
+        def prompt_tokens(turns: Sequence[task_data.Turn]) -> int:
             return self.count(replace(self.blank, messages=tuple(turns)))
 
         def left_out(dialogue: Document | None, tokens: int) -> None:
@@ -126,7 +118,7 @@ class _SampleMaker:
             references = () if metric == NONE else (turns[-1]["content"],)
             yield replace(self.blank, messages=turns, metric=metric, references=references)
 
-    def _with_reply(self, asked: Sample) -> Sample:
+    def _with_reply(self, asked: task_data.Sample) -> task_data.Sample:
         """The sample of a question: its reply is all that must be found, or the first spelling."""
         metric = self.settings.metric or asked.metric
         answers = asked.references if metric == "all" else asked.references[:1]
@@ -139,7 +131,7 @@ class _SampleMaker:
             reply=space + ", ".join(answers),
         )
 
-    def _fault(self, sample: Sample) -> str | None:
+    def _fault(self, sample: task_data.Sample) -> str | None:
         """Why a sample is left out; None where it can be used."""
         try:
             plain_name(sample.task)
@@ -160,7 +152,7 @@ class _SampleMaker:
         counted = "" if tokens >= self.settings.length * CHARACTERS else f"{tokens} prompt tokens, "
         return f"has {counted}more than --length {self.settings.length}"
 
-    def _stretches(self, document: Document) -> Iterator[Sample]:
+    def _stretches(self, document: Document) -> Iterator[task_data.Sample]:
         """The start of a text with what follows as its reply; of a whole file all stretches."""
         text = document.text
         if (metric := self.settings.metric or NONE) != NONE:
@@ -169,7 +161,7 @@ class _SampleMaker:
         while text:
             context = self._shorten_text(text)
             rest = text[len(context) :]
-            reply = rest[: REPLY_TOKENS * CHARACTERS]
+            reply = rest[: task_data.REPLY_TOKENS * CHARACTERS]
             if self.settings.needs_reply and not reply.strip():
                 if not document.long:
                     reason = f"is no longer than --length {self.settings.length}"
@@ -193,10 +185,10 @@ class _SampleMaker:
 
 def pack(
     dialogues: Sequence[Document],
-    prompt_tokens: Callable[[Sequence[Turn]], int],
+    prompt_tokens: Callable[[Sequence[task_data.Turn]], int],
     length: int,
     left_out: Callable[[Document | None, int], None],
-) -> Iterator[tuple[Turn, ...]]:
+) -> Iterator[tuple[task_data.Turn, ...]]:
     """Chats of at most `length` prompt tokens, filled with one exchange after the other.
 
     A dialogue that does not fit to its end is cut there and its rest dropped; the next one goes on
@@ -207,7 +199,9 @@ def pack(
     tree comes first, and where there is none the chat ends.
     """
 
-    def with_exchanges(chat: list[Turn], turns: Sequence[Turn]) -> list[Turn]:
+    def with_exchanges(
+        chat: list[task_data.Turn], turns: Sequence[task_data.Turn]
+    ) -> list[task_data.Turn]:
         """The chat with as many exchanges of a dialogue as fit."""
         for start in range(0, len(turns), 2):
             longer = [*chat, *turns[start : start + 2]]
@@ -216,7 +210,7 @@ def pack(
             chat = longer
         return chat
 
-    chat: list[Turn] = []
+    chat: list[task_data.Turn] = []
     inside: set[object] = set()
     trees = [dialogue.tree or number for number, dialogue in enumerate(dialogues)]
     waiting = OrderedDict(enumerate(dialogues))  # a dict is slow to lose its first entries

@@ -22,7 +22,16 @@ from kvp.data.encode import count_prompt_tokens, find_largest
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import read_text
 from kvp.data.splits import Split, generated_split
-from kvp.data.synthetic import text as synthetic
+from kvp.data.synthetic.text import (
+    SampleInputs,
+    draw_distinct,
+    draw_key,
+    draw_name,
+    draw_number,
+    draw_uuid,
+    keep_drawn,
+    word_pool,
+)
 from kvp.data.task import NoPromptError, Sample, Source, TaskSettings
 
 if TYPE_CHECKING:
@@ -63,7 +72,7 @@ class Variant:
     """What tells one needle task from another."""
 
     haystack: Literal["noise", "essay", "needle"]
-    key: Callable[[random.Random, Split], str] = synthetic.draw_key
+    key: Callable[[random.Random, Split], str] = draw_key
     kind: Literal["numbers", "uuids"] = "numbers"
     keys: int = 1
     values: int = 1
@@ -71,11 +80,7 @@ class Variant:
 
     def value(self, rng: random.Random, split: Split) -> str:
         """A value to hide."""
-        return (
-            synthetic.draw_uuid(rng, split)
-            if self.kind == "uuids"
-            else synthetic.draw_number(rng, split)
-        )
+        return draw_uuid(rng, split) if self.kind == "uuids" else draw_number(rng, split)
 
 
 VARIANTS = {
@@ -84,19 +89,17 @@ VARIANTS = {
     "niah_single_3": Variant("essay", kind="uuids"),
     "niah_multikey_1": Variant("essay", keys=4),
     "niah_multikey_2": Variant("needle"),
-    "niah_multikey_3": Variant("needle", key=synthetic.draw_uuid, kind="uuids"),
+    "niah_multikey_3": Variant("needle", key=draw_uuid, kind="uuids"),
     "niah_multivalue": Variant("essay", values=4),
     "niah_multiquery": Variant("essay", keys=4, queries=4),
 }
 
 
-def niah(variant: Variant, inputs: synthetic.SampleInputs, _: CountTokens) -> Maker:
+def niah(variant: Variant, inputs: SampleInputs, _: CountTokens) -> Maker:
     """One sample of a needle task, for any number of haystack lines (essay: words)."""
     rng = inputs.rng("needles")
-    keys = synthetic.draw_distinct(lambda: variant.key(rng, inputs.split), variant.keys)
-    values = synthetic.draw_distinct(
-        lambda: variant.value(rng, inputs.split), variant.keys * variant.values
-    )
+    keys = draw_distinct(lambda: variant.key(rng, inputs.split), variant.keys)
+    values = draw_distinct(lambda: variant.value(rng, inputs.split), variant.keys * variant.values)
     pairs = [(key, values.pop()) for key in keys for _ in range(variant.values)]
     rng.shuffle(pairs)
     needles = [_needle(variant, pair) for pair in pairs]
@@ -139,7 +142,7 @@ def _needle(variant: Variant, pair: tuple[str, str]) -> str:
 
 
 def _haystack_maker(
-    variant: Variant, inputs: synthetic.SampleInputs, needles: list[str], *, taken: frozenset[str]
+    variant: Variant, inputs: SampleInputs, needles: list[str], *, taken: frozenset[str]
 ) -> Callable[[int], str]:
     """From an amount to the haystack of that size with the needles in it."""
     if variant.haystack == "essay":
@@ -156,7 +159,7 @@ def _haystack_maker(
             if pair[0] not in taken:
                 yield _needle(variant, pair)
 
-    first = synthetic.keep_drawn(distractors())
+    first = keep_drawn(distractors())
     return lambda amount: _among_lines(first(amount), needles, inputs.rng("depths"))
 
 
@@ -180,7 +183,7 @@ def _in_essay(text: str, needles: list[str], depths: list[int]) -> str:
     return " ".join(piece for piece in woven if piece)
 
 
-def tracking(inputs: synthetic.SampleInputs, count_tokens: CountTokens, *, example: bool) -> Maker:
+def tracking(inputs: SampleInputs, count_tokens: CountTokens, *, example: bool) -> Maker:
     """One chain of five variables among an amount of noise lines; `example` puts one before it.
 
     That one has as many lines as fit into `EXAMPLE_LENGTH` tokens or half the prompt.
@@ -199,17 +202,17 @@ def tracking(inputs: synthetic.SampleInputs, count_tokens: CountTokens, *, examp
 
 
 def _draw_assignments(rng: random.Random, split: Split, letters: int) -> Assignments:
-    names = synthetic.draw_distinct(lambda: synthetic.draw_name(rng, split, letters), HOPS + 1)
-    return synthetic.draw_number(rng, split, digits=5), names
+    names = draw_distinct(lambda: draw_name(rng, split, letters), HOPS + 1)
+    return draw_number(rng, split, digits=5), names
 
 
-def _worked_example(assignments: Assignments, lines: int, inputs: synthetic.SampleInputs) -> Sample:
+def _worked_example(assignments: Assignments, lines: int, inputs: SampleInputs) -> Sample:
     prompt = _assignment_sample(inputs, assignments, lines, "example places", "")
     return _sample(inputs, question=f"{prompt.text} {' '.join(assignments[1])}\n")
 
 
 def _assignment_sample(
-    inputs: synthetic.SampleInputs, assignments: Assignments, amount: int, places: str, shown: str
+    inputs: SampleInputs, assignments: Assignments, amount: int, places: str, shown: str
 ) -> Sample:
     value, names = assignments
     statements = [f"VAR {names[0]} = {value}"]
@@ -228,7 +231,7 @@ def _assignment_sample(
     )
 
 
-def common_words(inputs: synthetic.SampleInputs, _: CountTokens) -> Maker:
+def common_words(inputs: SampleInputs, _: CountTokens) -> Maker:
     """Ten words that occur more often than the others; the amount is the number of the others.
 
     From `LONG` tokens on the common words occur 30 times, the others 3 times, and the worked
@@ -239,7 +242,7 @@ def common_words(inputs: synthetic.SampleInputs, _: CountTokens) -> Maker:
     times = (30, 3) if long else (6, 1)
     shown_times, shown_others = ((10, 3), 30) if long else ((3, 1), 10)
     rng = inputs.rng("words")
-    pool = list(synthetic.word_pool(inputs.split))
+    pool = list(word_pool(inputs.split))
     rng.shuffle(pool)
     shown = pool[: COMMON + shown_others]
     pool = pool[COMMON + shown_others :]
@@ -247,7 +250,7 @@ def common_words(inputs: synthetic.SampleInputs, _: CountTokens) -> Maker:
     before = f"{example.text} {_number_words(shown[:COMMON])}\n"
 
     more = _compounds(inputs.rng("compounds"), inputs.split, avoided=frozenset(pool[:COMMON]))
-    words = synthetic.keep_drawn(chain(pool, more))
+    words = keep_drawn(chain(pool, more))
     return lambda amount: _list_prompt(inputs, words(COMMON + amount), times, "order", before), 0
 
 
@@ -255,18 +258,14 @@ def _compounds(rng: random.Random, split: Split, avoided: Collection[str]) -> It
     """Different `adjective-noun` words of a split, none with an avoided word in it."""
     met: set[str] = set()
     while True:
-        word = synthetic.draw_key(rng, split)
+        word = draw_key(rng, split)
         if word not in met and not any(part in avoided for part in word.split("-")):
             met.add(word)
             yield word
 
 
 def _list_prompt(
-    inputs: synthetic.SampleInputs,
-    words: list[str],
-    times: tuple[int, int],
-    order: str,
-    before: str,
+    inputs: SampleInputs, words: list[str], times: tuple[int, int], order: str, before: str
 ) -> Sample:
     entries = words[:COMMON] * times[0] + words[COMMON:] * times[1]
     inputs.rng(order).shuffle(entries)
@@ -287,16 +286,14 @@ def _number_words(words: list[str]) -> str:
     return " ".join(f"{number}. {word}" for number, word in enumerate(words, start=1))
 
 
-def frequent_words(inputs: synthetic.SampleInputs, _: CountTokens) -> Maker:
+def frequent_words(inputs: SampleInputs, _: CountTokens) -> Maker:
     """Coded words whose frequency falls with the square of their rank, the first one dots.
 
     The amount is the number of words counted before rounding down.
     """
     size = max(4, (inputs.length - FWE_MAX_NEW_TOKENS) // FWE_MAX_NEW_TOKENS)
     rng = inputs.rng("words")
-    coded = synthetic.draw_distinct(
-        lambda: synthetic.draw_name(rng, inputs.split, 6, string.ascii_lowercase), size - 1
-    )
+    coded = draw_distinct(lambda: draw_name(rng, inputs.split, 6, string.ascii_lowercase), size - 1)
     vocabulary = ["...", *coded]
 
     def make(amount: int) -> Sample:
@@ -320,7 +317,7 @@ def frequent_words(inputs: synthetic.SampleInputs, _: CountTokens) -> Maker:
     return make, 60
 
 
-MAKERS: Mapping[str, Callable[[synthetic.SampleInputs, CountTokens], Maker]] = {
+MAKERS: Mapping[str, Callable[[SampleInputs, CountTokens], Maker]] = {
     **{name: partial(niah, variant) for name, variant in VARIANTS.items()},
     "vt": partial(tracking, example=True),
     "vt_0shot": partial(tracking, example=False),
@@ -351,7 +348,7 @@ def generate(
     Raises UsageError for an unknown split, NoPromptError when the smallest prompt does not fit.
     """
     name = settings.sample_id(task, index)
-    inputs = synthetic.SampleInputs(
+    inputs = SampleInputs(
         name=f"{name}/{attempt}" if attempt else name,
         split=generated_split(settings.split),
         length=settings.length,
@@ -365,7 +362,7 @@ def generate(
     return replace(sample, id=name, task=task)
 
 
-def _sample(inputs: synthetic.SampleInputs, **parts: Any) -> Sample:  # noqa: ANN401
+def _sample(inputs: SampleInputs, **parts: Any) -> Sample:  # noqa: ANN401
     """A prompt of these parts, without the name of its task."""
     return Sample(id=inputs.name, task="", split=inputs.split, metric="all", **parts)
 
