@@ -27,7 +27,6 @@ ARCHITECTURES = {
         ("command-r", "cohere2", "glm4", "chatglm", "ernie4_5", "ernie4_5-moe"), Architecture()
     ),
 }
-"""By `general.architecture`. Of others llama.cpp says how they pair channels; in transformers most
-pair i and i + D / 2."""
+"""By `general.architecture`; of others llama.cpp says how they pair channels."""
 LOADED = [name for name, architecture in ARCHITECTURES.items() if architecture.loaded]
 WITH_SLOTS = [name for name, architecture in ARCHITECTURES.items() if architecture.slots]

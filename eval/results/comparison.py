@@ -209,11 +209,11 @@ class Comparison:
     def test_count(self) -> int:
         """Number of differences that Holm's correction counts, over all budgets.
 
-        A policy comes first whatever it scores, so at a budget with n settings it has n - 1
-        differences; where `best` and `best_at` begin with two policies, each of them has as many.
-        Any other first method was picked by its score and could have been any of c settings: then
-        c (n - 1) / 2 differences count, which are all pairs if c is n. For example, 5 settings at 2
-        budgets have 2 * 4 = 8 differences with a policy, and without one, if c is 5, 2 * 10 = 20.
+        A policy comes first whatever it scores: at a budget with n settings it has n - 1
+        differences, and a second policy, where `best` and `best_at` begin with two, as many.
+        Any other first method was picked by its score from c settings: then all pairs with one of
+        the c count. For example, 5 settings at 2 budgets have 2 * 4 = 8 differences with a policy;
+        without one 2 * 10 = 20 if c is 5, and 2 * 9 = 18 if c is 3.
         """
         ordered = 0  # a pair counts twice, once for each order
         for budget in self.budgets:
@@ -224,7 +224,8 @@ class Comparison:
                 if all(first.method == LEARNED for first in firsts):
                     ordered += 2 * len(firsts) * others
                 else:
-                    ordered += max(2, len(at.compared)) * others
+                    picked_from = len(at.compared) or 1
+                    ordered += picked_from * (2 * others + 1 - picked_from)
         return ordered // 2
 
     @cached_property

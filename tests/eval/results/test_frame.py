@@ -227,6 +227,8 @@ def test_the_correction_counts_the_pairs_of_an_extended_folder():
     _, significant = comparison.differences(comparison.best_at("25%"))
     assert {setting.method for setting in significant} == {"keydiff", "random"}
     assert comparison.test_count == 1 + 3  # with kvp, and the pairs of three methods
+    (comparison,) = _compare(_answers(*first, *later, ("oracle", "25%", 1.0)))
+    assert comparison.test_count == 1 + 3 + 3  # the oracle with each of the three, too
 
 
 def test_nulls_are_quoted_apart_and_prompts_choose_no_setting():
