@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from decimal import ROUND_HALF_UP, Decimal
 
 from kvp.errors import UsageError
 
@@ -55,14 +55,11 @@ def parse_budget(text: str | int | float | Budget) -> Budget:
     if re.fullmatch(r"0?\.\d*[1-9]\d*", word):  # a share, as other tools write it
         percent = Budget(percent=Decimal(word) * 100)
         raise UsageError(f'budget {word}: write a share of the cache as "{percent}"')
-    try:
-        if word.endswith("%"):
-            return Budget(percent=Decimal(word[:-1].strip()))
-        return Budget(count=int(word))
-    except (ValueError, InvalidOperation):
-        raise UsageError(
-            f"budget {word!r} is neither a token count (128) nor a percentage (12.5%)"
-        ) from None
+    if not re.fullmatch(r"[0-9]{1,15}|([0-9]{1,3}(\.[0-9]{0,60})?|\.[0-9]{1,60})\s*%", word):
+        raise UsageError(f"budget {word!r} is neither a token count (128) nor a percentage (12.5%)")
+    if word.endswith("%"):
+        return Budget(percent=Decimal(word[:-1]))
+    return Budget(count=int(word))
 
 
 def parse_budgets(texts: str | Iterable[str | int]) -> tuple[Budget, ...]:

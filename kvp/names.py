@@ -71,7 +71,7 @@ SMOLLM2_KV = "smollm2-135m-instruct-kv"
 QWEN = "qwen2.5-coder-0.5b-instruct"
 QWEN_1_5B = "qwen2.5-coder-1.5b-instruct"
 POLICIES = (NANO, SMOLLM2, SMOLLM2_KV, QWEN, QWEN_1_5B)
-"""Bundled policies; the last three read keys and values, and no queries."""
+"""Bundled policies; all but `SMOLLM2` read keys and values, and no queries."""
 DtypeName = Literal["float32", "bfloat16", "float16"]
 """Values of --dtype: what a model computes in."""
 MODEL_FILE = "config.json"

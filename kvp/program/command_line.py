@@ -252,10 +252,10 @@ def _number(flag: Flag, value: object) -> int | float:
     if type(value) in ((str, int) if flag.kind is int else (str, int, float)):
         with suppress(ValueError, OverflowError):
             number: int | float = flag.kind(value)
-            if abs(number) < 2**63:  # also what torch's generators take
+            if abs(number) < 2**60:  # what rows hold (`eval.results.shapes`)
                 return number
     what = "a whole number" if flag.kind is int else "a number"
-    raise UsageError(f"--{flag.name} must be {what} below 2**63, got {value!r}")
+    raise UsageError(f"--{flag.name} must be {what} below 2**60, got {value!r}")
 
 
 def parse_arguments(

@@ -99,17 +99,16 @@ class KvpConnector(KVConnectorBase_V1):
         if wrong:
             self._answers[name] = {"error": wrong}
         if placeholders is not None:
-            self._find_context(request, *placeholders, compress=budget is not None)
+            twice = "it asks to compress what is compressed" if budget is not None else ""
+            self._find_context(request, *placeholders, wrong or twice)
 
-    def _find_context(self, request: Request, digest: str, written: int, compress: bool) -> None:
+    def _find_context(self, request: Request, digest: str, written: int, wrong: str) -> None:
         """Find the context of a new request, and why it cannot be answered from it."""
         ids, name, facts = request.prompt_token_ids or [], request.request_id, None
         try:
             facts = read_facts(self._folder / f"{digest}{SUFFIX}")
             facts.check(**self._model.facts)
-            refused = _refusal_reason(request, facts, written, self._model)
-            if compress:
-                refused = "it asks to compress what is compressed"
+            refused = wrong or _refusal_reason(request, facts, written, self._model)
         except ContextError as error:
             refused = str(error)
         stop = facts.kept if facts and not refused else min(written, len(ids) - 1)

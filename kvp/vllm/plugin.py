@@ -75,7 +75,8 @@ def holds_uneven(config: VllmConfig) -> bool:
     if transfer is None or transfer.kv_connector_module_path != "kvp.vllm.connector":
         return False
     extra = settings_of(config)
-    if extra.get("uneven"):
-        return True
     allocator = configured_method(str(extra["policy"]))[1] if "policy" in extra else None
-    return allocator is not None and allocator.name != UNIFORM
+    shared = allocator is not None and allocator.name != UNIFORM
+    if shared and extra.get("uneven") is False:
+        raise ValueError("kv_connector_extra_config: without 'uneven' name the policy as P+uniform")
+    return shared or bool(extra.get("uneven"))

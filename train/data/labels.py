@@ -42,6 +42,8 @@ class Label:
     def __post_init__(self) -> None:
         if self.from_queries is None and self.stored is None:
             raise UsageError("a Label needs from_queries=FUNCTION, stored=NAME or both")
+        if not self.other_weight >= 0:
+            raise UsageError(f"a Label's other_weight is 0 or more, got {self.other_weight}")
 
     def importance_of(
         self, queries: Tensor, keys: Tensor, prefix_length: int, stop: int,
@@ -54,7 +56,7 @@ class Label:
         """
         assert self.from_queries is not None, "labels that are only stored come with the trace"
         arguments = [queries, keys, prefix_length, stop]
-        if self.other_weight < 1:
+        if self.other_weight != 1:
             weights = torch.full(keys.shape[-2:-1], self.other_weight, device=keys.device)
             for first, last in reply_windows(replies, prefix_length, stop):
                 weights[first:last] = 1.0

@@ -181,7 +181,7 @@ def test_a_thousand_mixed_requests(engine):
         wanted[name] = None if right is None else right[pick]
         if kind == "leaves":
             leaving[name] = draw.randint(1, 20)
-        sampling = vllm.SamplingParams(temperature=0, max_tokens=80, ignore_eos=True, **options)
+        sampling = vllm.SamplingParams(temperature=0, max_tokens=112, ignore_eos=True, **options)
         core.add_request(name, {"prompt_token_ids": ids}, sampling)
     finished = {}
     while core.has_unfinished_requests():
