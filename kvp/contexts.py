@@ -32,7 +32,7 @@ from kvp.names import UNIFORM
 from kvp.placeholders import DIGEST_BITS, placeholder_ids
 from kvp.ranking import Allocator, Choice, Protection, WholeBlocks
 from kvp.rope import Rope
-from kvp.scoring import Scorer, label_of
+from kvp.scoring import Scorer, ScorerParts, label_of
 
 FORMAT = Format("kvp-context", 2, older=1)
 """Version 2 where heads keep different numbers of tokens, else the older one."""
@@ -241,7 +241,7 @@ def plan_context(
         name = portable(allocator.name)
         split = WholeBlocks(allocator, BLOCK) if kept < tokens else None
     return Choice(kept, protection, split), {
-        "policy": label_of(scorer), "policy_digest": getattr(scorer, "digest", None),
+        "policy": label_of(scorer), "policy_digest": ScorerParts(scorer).digest,
         "allocator": name, "protection": asdict(protection), "budget": str(budget),
     }  # fmt: skip
 

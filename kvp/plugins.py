@@ -104,9 +104,11 @@ class OptionalParts:
     """SHA-256 of the file that it is made from."""
 
     def __init__(self, thing: object) -> None:
-        for name in dir(type(self)):
-            if not name.startswith("_") and hasattr(thing, name):
-                setattr(self, name, getattr(thing, name))
+        self._thing = thing
+
+    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 - only what is asked for is read
+        read = super().__getattribute__
+        return getattr(read("_thing"), name, read(name))
 
 
 def require(what: str, extra: str, *packages: str, error: type[KvpError] = UsageError) -> None:

@@ -80,15 +80,14 @@ def shrink(
     if rule.allocator is None and budgets == [columns - pad for pad in padding]:
         return
     kept: list[Tensor] = []  # per prompt [L, H, S], counted with padding
-    alone = needs_of(rule.scorer).text > 0
+    needs = needs_of(rule.scorer)
+    alone = needs.text > 0
     for batch, part in split_batch(prefill, padding, model, input_ids, tokenizer, one_by_one=alone):
         pad, budget = padding[batch.start], budgets[batch.start]
         chosen = [all_tokens(part)] * part.keys[0].shape[0]
         if rule.allocator is not None or budget < part.tokens:
             choice = Choice(budget, rule.protection, rule.allocator)
-            ((_, chosen),) = score_and_select(
-                partial(part.views, needs_of(rule.scorer)), rule.scorer, [choice]
-            )
+            ((_, chosen),) = score_and_select(partial(part.views, needs), rule.scorer, [choice])
         kept += [torch.where(tokens == EMPTY_SLOT, tokens, tokens + pad) for tokens in chosen]
     if all(tokens.shape[-1] == columns and bool((tokens != EMPTY_SLOT).all()) for tokens in kept):
         return
