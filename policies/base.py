@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar, Self
@@ -64,11 +64,13 @@ class Component:
 
     def __post_init__(self) -> None:
         self.check_options(chain(self.limits, self.grid, *self.presets.values()))
-        for option in fields(self):
-            value = getattr(self, option.name)
-            wanted = _required_value(value, option.default, self.limits.get(option.name))
-            if wanted:
-                raise UsageError(f"{self.base_name}: {option.name} must be {wanted}, got {value!r}")
+        options = {item.name: item for item in fields(self)}
+        own = (self.base_name, {name: getattr(self, name) for name in options})
+        grid = [{name: value} for name, values in self.grid.items() for value in values]
+        where = f"presets or grid of {type(self).__name__}"
+        for owner, settings in (own, *((where, one) for one in (*self.presets.values(), *grid))):
+            for name, value in settings.items():
+                _check_value(owner, options[name], self.limits.get(name), value)
 
     @cached_property
     def name(self) -> str:
@@ -166,26 +168,33 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _required_value(value: Any, default: object, limit: Any) -> str | None:  # noqa: ANN401
-    """What an option with this default must be where `value` is not; None where it may be it."""
-    auto = " or auto" if default == AUTO else ""
+def _check_value(owner: str, option: Field[Any], limit: Any, value: Any) -> None:  # noqa: ANN401
+    """Raise UsageError, which begins with `owner`, where an option cannot have a value."""
+    default, auto = option.default, " or auto" if option.default == AUTO else ""
+    if default is None and limit is None:
+        return
+    limit = 0 if limit is None else limit
+    limits = tuple(limit) if isinstance(limit, Iterable) else (limit, math.inf)
+    if not limits or (len(limits) != 2 and not isinstance(limits[0], str)):
+        which = "a least number, (least, largest) or choices"
+        raise UsageError(f"{owner}: limits of {option.name} are {which}, got {limit!r}")
     if default is None or auto:  # the limit tells the type
-        if value == default or (limit is None and not auto):
-            return None
-        limit = 0 if limit is None else limit
-        default = limit[0] if isinstance(limit, tuple) else limit
-    if isinstance(default, bool) or (isinstance(limit, tuple) and isinstance(limit[0], str)):
-        choices = limit or (False, True)
+        if value == default:
+            return
+        default = limits[0]
+    if isinstance(default, bool) or isinstance(limits[0], str):
+        choices = limits if isinstance(limit, Iterable) else (False, True)
         fits = any(value == choice and type(value) is type(choice) for choice in choices)
         wanted = f"one of {', '.join(map(_text, choices))}"
     elif isinstance(default, int | float):
-        least, largest = limit if isinstance(limit, tuple) else (limit or 0, math.inf)
-        whole = not isinstance(default, float)
+        least, largest = limits
+        whole = not isinstance(default, float) and "float" not in str(option.type)
         number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
         fits = number and least <= value <= largest and value != math.inf
         bounds = f">= {least:g}" if largest == math.inf else f"from {least:g} to {largest:g}"
         others = " (or as limits say)" if value == default else ""
         wanted = f"{'an integer' if whole else 'a number'} {bounds}{auto}{others}"
     else:
-        return None
-    return None if fits else wanted
+        return
+    if not fits:
+        raise UsageError(f"{owner}: {option.name} must be {wanted}, got {value!r}")

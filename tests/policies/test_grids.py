@@ -1,5 +1,7 @@
 """Grids of the tuning: each option takes its declared values, which enclose default and presets."""
 
+from contextlib import suppress
+
 import pytest
 
 from kvp.errors import UsageError
@@ -22,9 +24,6 @@ def test_declared_values_are_accepted_and_reach_past_default_and_presets(options
 def _accepted(options, name, value):
     """Alone, or together with a preset."""
     for settings in ({}, *options.presets.values()):
-        try:
-            options(**{**settings, name: value})
-        except UsageError:
-            continue
-        return True
-    return False
+        with suppress(UsageError):
+            return options(**{**settings, name: value})
+    return None

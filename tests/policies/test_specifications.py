@@ -161,15 +161,22 @@ class Shares(BaseScorer):
     """Has an automatic option that may be any number, and one without a limit."""
 
     base_name: ClassVar[str] = "shares"
-    limits: ClassVar = {"share": (0.0, 1.0)}
+    limits: ClassVar = {"share": [0.0, 1.0]}
     share: float | str = AUTO
-    offset: float = 0.0
+    offset: float = 0
 
 
-def test_the_limit_tells_the_type_of_an_automatic_option():
+def test_limit_and_annotation_tell_the_type_of_an_option():
     assert [Shares(share=share).share for share in (AUTO, 0.5, 1)] == [AUTO, 0.5, 1]
+    assert Shares(offset=1.5).name == "shares(offset=1.5)"
     with pytest.raises(UsageError, match="share must be a number from 0 to 1 or auto, got 2"):
         Shares(share=2)
+    for declared, message in (
+        ({"grid": {"offset": (1, -1)}}, "presets or grid of Own: offset must be a number >= 0, g"),
+        ({"limits": {"offset": (1,)}}, "shares: limits of offset are a least number, "),
+    ):
+        with pytest.raises(UsageError, match=f"^{message}"):
+            make_scorer(type("Own", (Shares,), declared))
 
 
 def test_a_default_below_zero_needs_limits():
