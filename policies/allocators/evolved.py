@@ -36,10 +36,11 @@ class Evolved(BaseAllocator):
     @classmethod
     def build(cls, argument: str | None, options: Mapping[str, Value]) -> Self:
         """Make one from the file behind the colon, where others have a preset."""
-        file = options.get("file", argument)
-        if not file:
-            raise UsageError(f"{cls.base_name} needs a file: write {cls.base_name}:FILE")
-        return super().build(None, {**options, "file": str(file)})
+        files = [one for one in (argument, options.get("file")) if one is not None]
+        if len(files) != 1:
+            number = "one" if files else "a"
+            raise UsageError(f"{cls.base_name} needs {number} file: write {cls.base_name}:FILE")
+        return super().build(None, {**options, "file": str(files[0])})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -92,6 +92,7 @@ def test_options_override_presets():
         ("knorm+evolved:no/such.json", "no/such.json is no budget file"),
         ("snapkv+self_sized", "snapkv+self_sized: snapkv does not say how many tokens it needs; c"),
         ("snapkv+evolved", "evolved needs a file: write evolved:FILE"),
+        ("snapkv+evolved:a(file=b)", "evolved needs one file: write evolved:FILE"),
         ("magic", "unknown method 'magic': choose from random, random_pinned, random_per_layer, "
                   "ring, streaming_llm, knorm, keydiff, lagkv, snapkv, tova, h2o, "),
         ("", "method '' is not of the form name, name:preset or name(option=value)"),
