@@ -26,6 +26,6 @@ class Ada(BaseAllocator):
 
     def allocate(self, request: Request) -> Tensor:
         """Tokens of each head: [L, H] int64, every layer H * budget."""
-        safe = max(request.floor, int(self.safeguard * request.budget))
+        safe = max(request.floor, int(self.safeguard * request.budget + 1e-9))  # 0.29 of 100: 29
         budget = request.scores.shape[1] * request.budget
         return count_winners(request.scores, budget, guaranteed=safe)

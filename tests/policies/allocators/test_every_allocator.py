@@ -64,11 +64,14 @@ def test_names_rebuild_the_allocator(spec):
     assert make_allocator(allocator.name) == allocator
 
 
-def test_values_are_normalised():
+def test_values_are_normalised_and_meant_as_they_are_written():
     assert make_allocator(" ada( safeguard = .5 ) ").name == "ada(safeguard=0.5)"
     assert make_allocator("ada(safeguard=2e-1)") == make_allocator("ada")
     assert make_allocator("global(safeguard=0)").name == "global:kvzip"
     assert make_allocator("pyramid(beta=1e+3)").name == "pyramid(beta=1000)"
+    scores = torch.tensor([[[1.0], [0.0]]]).expand(1, 2, 200)
+    request = Request(scores=scores, budget=100, floor=1)
+    assert make_allocator("ada(safeguard=0.29)").allocate(request).tolist() == [[171, 29]]
 
 
 def test_self_sized_takes_the_scorers_sizes():
