@@ -48,18 +48,18 @@ class Budget:
 
 
 def parse_budget(text: str | int | float | Budget) -> Budget:
-    """Read "128" or "12.5%"; raises UsageError on anything else, for 0.125 with the remedy."""
+    """Read "128" (or 128.0) or "12.5%"; UsageError on all else, for 0.125 and 1.0 with a remedy."""
     if isinstance(text, Budget):
         return text
     word = str(text).strip()
-    if re.fullmatch(r"0?\.\d*[1-9]\d*", word):  # a share, as other tools write it
+    if re.fullmatch(r"0?\.\d*[1-9]\d*|1\.0+", word):  # a share, as other tools write it
         percent = Budget(percent=Decimal(word) * 100)
         raise UsageError(f'budget {word}: write a share of the cache as "{percent}"')
-    if not re.fullmatch(r"[0-9]{1,15}|([0-9]{1,3}(\.[0-9]{0,60})?|\.[0-9]{1,60})\s*%", word):
+    if not re.fullmatch(r"[0-9]{1,15}(\.0+)?|([0-9]{1,3}(\.[0-9]{0,60})?|\.[0-9]{1,60})\s*%", word):
         raise UsageError(f"budget {word!r} is neither a token count (128) nor a percentage (12.5%)")
     if word.endswith("%"):
         return Budget(percent=Decimal(word[:-1]))
-    return Budget(count=int(word))
+    return Budget(count=int(word.partition(".")[0]))
 
 
 def parse_budgets(texts: str | Iterable[str | int]) -> tuple[Budget, ...]:

@@ -33,13 +33,14 @@ def test_spelling_and_lists():
     assert [str(one) for one in parse_budgets("128,12.50%,050%")] == ["128", "12.5%", "50%"]
     expected = (parse_budget("64"), parse_budget("12.5%"))
     assert parse_budgets("64, 12.5%,64") == expected
-    assert parse_budgets([64, "12.5%"]) == expected
+    assert parse_budgets([64, 64.0, "12.5%"]) == expected
     with pytest.raises(UsageError, match="no budget"):
         parse_budgets("")
 
 
 @pytest.mark.parametrize(
-    ("share", "percent"), [("0.25", "25%"), (0.5, "50%"), (".125", "12.5%"), (0.07, "7%")]
+    ("share", "percent"),
+    [("0.25", "25%"), (0.5, "50%"), (".125", "12.5%"), (0.07, "7%"), (1.0, "100%")],
 )
 def test_a_share_is_refused_with_the_percentage_to_write(share, percent):
     with pytest.raises(UsageError, match=f'write a share of the cache as "{percent}"'):
