@@ -22,7 +22,7 @@ from kvp.hf.cache_layers import RaggedLayer
 from kvp.hf.eviction import prefill_and_evict
 from kvp.hf.model_access import attention_modules, unwrap_model
 from kvp.hf.model_checks import check_mode
-from kvp.hf.model_config import FULL, attention_window, context_limit, geometry_of, layer_kinds
+from kvp.hf.model_config import FULL_ATTENTION, context_limit, geometry_of, layer_kinds
 from kvp.hf.model_identity import describe_model, tokenizer_digest
 from kvp.hf.rotary import rope_of
 from kvp.hf.visibility import EMPTY
@@ -153,7 +153,7 @@ def check_context_model(model: PreTrainedModel) -> None:
     config = model.config.get_text_config(decoder=True)
     kind = f"model type {model.config.model_type!r}"
     check_mode(model)
-    if set(layer_kinds(model.config)) != {FULL} or attention_window(config) is not None:
+    if set(layer_kinds(model.config)) != {FULL_ATTENTION}:
         raise ModelError(f"{kind} has layers that do not see every token: no context file for it")
     if not can_turn(config):
         raise ModelError(f"{kind} has keys RoPE does not turn by one position: no context file")

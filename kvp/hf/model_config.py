@@ -37,7 +37,7 @@ def context_limit(config: PreTrainedConfig) -> int | None:
     return min((int(limit) for limit in limits if limit is not None), default=None)
 
 
-FULL = "full_attention"
+FULL_ATTENTION = "full_attention"
 SLIDING = "sliding_attention"
 LEFT_ALONE = frozenset({SLIDING, "chunked_attention", "linear_attention", "conv", "dummy"})
 """Kinds of layers whose caches kvp can copy and leave alone, as transformers names them."""
@@ -64,7 +64,7 @@ def evicted_layers(config: PreTrainedConfig) -> tuple[int, ...]:
     kinds = layer_kinds(config)
     if set(kinds) == {SLIDING}:
         return tuple(range(len(kinds)))
-    return tuple(index for index, kind in enumerate(kinds) if kind == FULL)
+    return tuple(index for index, kind in enumerate(kinds) if kind == FULL_ATTENTION)
 
 
 def geometry_of(config: PreTrainedConfig) -> Geometry:
@@ -126,7 +126,7 @@ def check_config(config: PreTrainedConfig) -> None:
         )
     modes = getattr(text, "kv_sharing_modes", None) or [None] * len(kinds)
     listed = getattr(text, "layer_types", None) or kinds
-    if any(mode == "reuse" and listed[i] == FULL for i, mode in enumerate(modes)):
+    if any(mode == "reuse" and listed[i] == FULL_ATTENTION for i, mode in enumerate(modes)):
         raise ModelError(
             f"{kind} has layers with full attention that read the cache of another one: kvp ranks "
             "tokens for one layer at a time, choose a model whose layers own their caches"

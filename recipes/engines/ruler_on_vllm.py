@@ -40,12 +40,11 @@ from kvp.hf.attention import use_kvp_attention
 from kvp.hf.contexts import context_of, load_context
 from kvp.hf.prefill import prefill
 from kvp.hf.shrink import gather
-from kvp.names import split_list
+from kvp.names import FULL, split_list
 from kvp.ranking import Protection, score_and_select
 from kvp.vllm.plugin import configured_method
 
 NEW_TOKENS, SEED = 64, 6201
-FULL = "full"
 
 
 def build_parser() -> argparse.ArgumentParser:
