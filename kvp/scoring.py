@@ -228,14 +228,14 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
     """Score every layer of a model, in order: one [B, H, N - fed_again] float32 tensor per layer.
 
     Scorers score all N tokens of a view; the scores of those that are fed again are dropped here,
-    for every method alike. Layers of a group (`Needs.layer_group`) get the tensor of its first one.
-    A view is asked for when those before it have been scored, so one layer's may be made at a time.
+    for every method alike. Layers of a group (`Needs.layer_group`) get the tensor of its first one,
+    unless those of any group hold different tokens or heads have views of their own. Without groups
+    a view is asked for when those before it have been scored, so one layer's may be made at a time.
     Raises UsageError when a scorer returns another shape, integers, NaN or +inf, or a user's fails.
     """
-    needs, name = needs_of(scorer), f"method {scorer.name}"
-    size = needs.layer_group
-    if size == AUTO_GROUP:
-        size = layers_per_group(len(views := [*views]), size)
+    needs, name, size = needs_of(scorer), f"method {scorer.name}", 1
+    if needs.layer_group != 1:
+        size = _views_per_group(views := [*views], needs.layer_group)
     scores: list[Tensor] = []
     for index, view in enumerate(views):
         if index % size:
@@ -276,15 +276,12 @@ def layers_per_group(layers: int, layer_group: int) -> int:
     return max(1, -(-layers // groups))
 
 
-def score_views(scorer: Scorer, views: Sequence[View], layers: int) -> list[Tensor]:
-    """Scores of all views, those of a layer group from its first where all hold the same tokens."""
-    size = layers_per_group(layers, needs_of(scorer).layer_group)
-    positions = [view.positions.cpu() for view in views] if size > 1 else []
-    if len(views) == layers and all(
-        torch.equal(held, positions[index - index % size]) for index, held in enumerate(positions)
-    ):
-        return score_layers(scorer, views)
-    return [score_layers(scorer, [view])[0] for view in views]
+def _views_per_group(views: Sequence[View], layer_group: int) -> int:
+    """Views that share scores: 1 where heads have their own, or layers of a group other tokens."""
+    size = layers_per_group(len(views), layer_group)
+    held = [view.positions.cpu() for view in views]
+    alike = all(map(torch.equal, held, (held[i - i % size] for i in range(len(held)))))
+    return size if alike and len({view.layer for view in views}) == len(views) else 1
 
 
 @torch.inference_mode()

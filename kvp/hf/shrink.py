@@ -38,7 +38,7 @@ from kvp.ranking import (
     check_budget,
     score_and_select,
 )
-from kvp.scoring import ALL_QUERIES, Needs, Scorer, View, needs_of, score_views, sizes_of
+from kvp.scoring import ALL_QUERIES, Needs, Scorer, View, needs_of, score_layers, sizes_of
 
 REMEDY = ': protection="off" leaves all to the method'  # which programs do not offer
 
@@ -255,7 +255,7 @@ def _select_slots(
         for layer, layer_scores in zip(layers, scores, strict=True)
         for part in layer.views(needs_of(rule.scorer), budget, prompt_tokens)
     ]
-    scored = score_views(rule.scorer, [view for *_, view in parts], len(layers))
+    scored = score_layers(rule.scorer, [view for *_, view in parts])
     for (layer_scores, heads, part_slots, _), part_scores in zip(parts, scored, strict=True):
         layer_scores[heads] = layer_scores[heads].scatter(1, part_slots, part_scores[0])
     device = scores[0].device  # layers may lie on several devices

@@ -36,11 +36,10 @@ class _ByNorm:
 
 
 def _views(budget):
+    places = torch.arange(6)[None]
     for layer in range(2):
         keys = torch.arange(12.0).view(1, 2, 6, 1) * (1 - 2 * layer) + 1
-        yield View(
-            layer=layer, keys=keys, values=keys, positions=torch.arange(6)[None], budget=budget
-        )
+        yield View(layer=layer, keys=keys, values=keys, positions=places, budget=budget)
 
 
 def test_a_method_that_does_not_declare_the_budget_is_scored_once_for_all():
@@ -87,3 +86,7 @@ def test_layers_that_share_are_scored_once_per_group():
     scores = score_prompt(scorer, _views(3))
     assert scorer.calls == [0]
     assert torch.equal(scores[0], scores[1])
+    first, second = _views(3)
+    score_layers(scorer, [first, replace(second, positions=second.positions + 1)])
+    score_layers(scorer, [first, replace(second, layer=0)])  # other heads of the layer
+    assert scorer.calls == [0, 0, 1, 0, 0]
