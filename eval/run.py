@@ -39,11 +39,12 @@ from kvp.artifacts.claim import OutputFolder
 from kvp.data.splits import ALL
 from kvp.devices import device_of_rank
 from kvp.errors import ResultsError, UsageError
+from kvp.geometry import DtypeName
 from kvp.hf.attention import use_kvp_attention
 from kvp.hf.model_access import unwrap_model
 from kvp.hf.model_checks import check_model
 from kvp.hf.model_identity import describe_mismatch, model_name
-from kvp.names import DtypeName, split_list
+from kvp.names import split_list
 from kvp.program.ray_workers import do_with_ray
 from kvp.progress import phase, say
 from kvp.ranking import UNPROTECTED

@@ -17,7 +17,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
+
+DtypeName = Literal["float32", "bfloat16", "float16"]
+"""Values of --dtype: what a model computes in."""
 
 
 @dataclass(frozen=True, kw_only=True)

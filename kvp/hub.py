@@ -16,6 +16,10 @@ from typing import Self
 from kvp.errors import KvpError, did_you_mean, reason_of
 from kvp.progress import phase, quiet_logs
 
+MODEL_FILE = "config.json"
+"""What a folder with a model holds."""
+POLICY_FILE = "policy.json"
+"""What a folder with a policy holds."""
 _NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[^\s@]+))?")
 
 

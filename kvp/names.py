@@ -27,7 +27,7 @@ from kvp.artifacts.addresses import is_address
 from kvp.artifacts.files import raising_as
 from kvp.artifacts.manifest import GGUF, recorded_name
 from kvp.errors import ModelError, PolicyError, UsageError, did_you_mean
-from kvp.hub import HubName, folder_meant, is_path
+from kvp.hub import MODEL_FILE, POLICY_FILE, HubName, folder_meant, is_path
 from kvp.plugins import is_object_name, module_exists
 
 SCORER_NAMES = (
@@ -55,33 +55,13 @@ TUNED = "tuned"
 OTHER_METHODS = (LEARNED, FULL, ALL_NULLS, TUNED)
 """Names that mean no single scorer."""
 
-PAPER_INPUTS = ("key", "value", "position")
-"""Inputs of the paper's ranker: its position table knows nothing of the end of the cache."""
-TOKEN_INPUTS = (*PAPER_INPUTS, "distance")
-"""Inputs of a learned ranker that need no query; distance is that to the end of the cache."""
-INPUTS = (*TOKEN_INPUTS, "recent")
-"""Inputs of a ranker, in its network's order; recent is what the last queries attend to."""
-
-STORED_LABELS = ("kvzip", "kvzip_plus")
-"""Labels a trace store may hold: importance of every prompt token by another method."""
 NANO = "nano"
 """The bundled model, and a policy of it."""
 SMOLLM2 = "smollm2-135m-instruct"
-SMOLLM2_KV = "smollm2-135m-instruct-kv"
 QWEN = "qwen2.5-coder-0.5b-instruct"
 QWEN_1_5B = "qwen2.5-coder-1.5b-instruct"
-POLICIES = (NANO, SMOLLM2, SMOLLM2_KV, QWEN, QWEN_1_5B)
+POLICIES = (NANO, SMOLLM2, "smollm2-135m-instruct-kv", QWEN, QWEN_1_5B)
 """Bundled policies; all but `SMOLLM2` read keys and values, and no queries."""
-DtypeName = Literal["float32", "bfloat16", "float16"]
-"""Values of --dtype: what a model computes in."""
-MODEL_FILE = "config.json"
-"""What a folder with a model holds."""
-POLICY_FILE = "policy.json"
-"""What a folder with a policy holds."""
-NO_TRACES = "no trace store at {}: no such folder; kvp collect makes one"
-"""The message for a missing folder; {} stands for its name."""
-_NEVER_SHOWN = ("Cc", "Cs", "Zl", "Zp")
-"""Categories of Unicode: control characters, halves of surrogate pairs, ends of lines."""
 Value = int | float | str | bool
 """Types of an option in a specification."""
 _FORM = re.compile(r"\s*[\w.-]+\s*(:\s*[^\s(),+][^(),+]*)?(\([^()]*\)\s*)?")
@@ -171,7 +151,8 @@ def split_policy(text: str) -> tuple[str, str | None]:
 
 def plain_name(name: str) -> str:
     """The name itself, of a task, model, method or policy; ValueError where no table holds it."""
-    odd = [char for char in name if char == "`" or unicodedata.category(char) in _NEVER_SHOWN]
+    unseen = ("Cc", "Cs", "Zl", "Zp")  # control characters, halves of surrogate pairs, line ends
+    odd = [char for char in name if char == "`" or unicodedata.category(char) in unseen]
     if odd or len(name) > 1000:
         has = f"the character {odd[0]!a}" if odd else "more than 1,000 characters"
         raise ValueError(f"the name {name!a:.80} has {has}")

@@ -10,8 +10,8 @@ from kvp.artifacts.addresses import Place, is_address, place
 from kvp.artifacts.files import cache_folder, copy_files, digest_json, raising_as
 from kvp.artifacts.manifest import read_sealed_json
 from kvp.errors import PolicyError
-from kvp.hub import HubName, download
-from kvp.names import POLICY_FILE, check_policy, policy_kind
+from kvp.hub import POLICY_FILE, HubName, download
+from kvp.names import check_policy, policy_kind
 
 INDEX = POLICY_FILE
 """File that makes a folder a policy."""

@@ -7,8 +7,9 @@ from typing import ClassVar, Literal
 
 from kvp.data.splits import SPLITS
 from kvp.errors import UsageError
-from kvp.names import STORED_LABELS, split_list
+from kvp.names import split_list
 from kvp.program import settings
+from kvp.training_data import STORED_LABELS
 
 
 @dataclass(frozen=True, kw_only=True)

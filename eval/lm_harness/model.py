@@ -24,6 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eval.evaluate import rows_of_logits, select_for_methods
 from eval.lm_harness.compression import CONTEXT_FIELDS, parse_compression
 from kvp.errors import UsageError
+from kvp.geometry import DtypeName
 from kvp.hf import EvictingCache, geometry_of, load_config, load_model, load_tokenizer, prefill
 from kvp.hf.attention import use_kvp_attention
 from kvp.hf.decoding import next_logits
@@ -32,7 +33,6 @@ from kvp.hf.model_checks import check_model
 from kvp.hf.model_identity import warn_of_another_model, weights_digest
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.hf.shrink import gather
-from kvp.names import DtypeName
 from kvp.progress import say
 from kvp.ranking import check_geometry
 from kvp.scoring import Needs, needs_of

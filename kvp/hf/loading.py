@@ -30,11 +30,12 @@ from kvp.artifacts.files import raising_as
 from kvp.artifacts.manifest import GGUF
 from kvp.devices import torch_device
 from kvp.errors import ModelError, UsageError, first_line
+from kvp.geometry import DtypeName
 from kvp.hf.attention import ATTENTION
 from kvp.hf.model_checks import check_model, check_weights
 from kvp.hf.model_config import check_config, geometry_of
-from kvp.hub import folder_meant
-from kvp.names import MODEL_FILE, NANO, QWEN, QWEN_1_5B, SMOLLM2, DtypeName, check_model_name
+from kvp.hub import MODEL_FILE, folder_meant
+from kvp.names import NANO, QWEN, QWEN_1_5B, SMOLLM2, check_model_name
 from kvp.plugins import require
 from kvp.progress import phase, quiet_logs
 

@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from kvp.artifacts.addresses import is_address
 from kvp.errors import UsageError
-from kvp.names import DtypeName, check_model_name, split_list
+from kvp.geometry import DtypeName
+from kvp.names import check_model_name, split_list
 from kvp.plugins import is_object_name
 from kvp.ranks import Rank, rank_of
 

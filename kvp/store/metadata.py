@@ -28,9 +28,9 @@ from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import atomic_write_bytes, digest_json, raising_as, read_checked
 from kvp.artifacts.manifest import read_sealed_json
 from kvp.errors import StoreError
-from kvp.names import NO_TRACES
 from kvp.store.schema import FORMAT, SequenceRecord, StorePlan
 from kvp.store.shards import array_settings
+from kvp.training_data import NO_TRACES
 
 MANIFEST = "manifest.json"
 SEQUENCES = "sequences"

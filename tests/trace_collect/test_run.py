@@ -9,9 +9,9 @@ from kvp.hf import load_model, observe
 from kvp.hf.model_access import known_output_gram
 from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.hf.trace import LABEL_PASSES, RecordingSettings, collect_all
-from kvp.names import STORED_LABELS
 from kvp.scoring import Reconstruction
 from kvp.store import TraceReader
+from kvp.training_data import STORED_LABELS
 from trace_collect.config import CollectConfig
 from trace_collect.run import plan_prompts
 

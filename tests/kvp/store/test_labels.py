@@ -8,8 +8,8 @@ import torch
 import zarr
 
 from kvp.errors import StoreError
-from kvp.names import STORED_LABELS
 from kvp.store import StorePlan, TraceReader, TraceWriter
+from kvp.training_data import STORED_LABELS
 
 
 @pytest.fixture(scope="module")
