@@ -22,8 +22,6 @@ from kvp.scoring import ALL_QUERIES, Needs, View
 from policies.base import BaseScorer, Grid, Limits, Presets, keyed_generator
 from policies.queries import mean_future_rotation, query_moments
 
-_LARGEST_FRACTION = 1 - 2**-10
-
 
 @dataclass(frozen=True, kw_only=True)
 class GVote(BaseScorer):
@@ -91,7 +89,7 @@ class GVote(BaseScorer):
             votes += _mark_first(rank_tokens(logits), size)
             attention += logits.softmax(dim=-1)
         mean = attention.mean(dim=2) / self.samples  # [B, H, N]
-        return votes.sum(dim=2) + mean.clamp(max=_LARGEST_FRACTION)
+        return votes.sum(dim=2) + mean.clamp(max=1 - 2**-10)  # less than a vote
 
     def sample_queries(self, view: View) -> Iterator[Tensor]:
         """Guessed queries [B, Q, D] float32 at the positions to come, one draw at a time."""

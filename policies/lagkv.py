@@ -16,8 +16,6 @@ from torch import Tensor
 from kvp.scoring import Needs, View
 from policies.base import AUTO, BaseScorer, Grid, Limits, Presets
 
-_SMALLEST_RANGE = 1e-6
-
 
 @dataclass(frozen=True, kw_only=True)
 class LagKV(BaseScorer):
@@ -68,7 +66,7 @@ class LagKV(BaseScorer):
         parts = torch.unflatten(body, -2, (partitions, lag))
         scored, reference = parts[..., :-1, :, :], parts[..., 1:, :, :]
         low, high = reference.amin(dim=-2, keepdim=True), reference.amax(dim=-2, keepdim=True)
-        scaled: Tensor = (scored - low) / (high - low).clamp_min(_SMALLEST_RANGE)
+        scaled: Tensor = (scored - low) / (high - low).clamp_min(1e-6)
         # torch's own `std` over a short last axis is ten times slower on CPUs.
         centred = scaled - scaled.mean(dim=-1, keepdim=True)
         spread: Tensor = torch.linalg.vector_norm(centred, dim=-1) / (scaled.shape[-1] - 1) ** 0.5
