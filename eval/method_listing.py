@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 from kvp.names import ALL_NULLS, FULL, KVZAP, LEARNED
 from kvp.program.settings import Group
 from kvp.scoring import ALL_QUERIES, Needs
-from policies.base import Component, option_names
-from policies.registry import ALLOCATORS, SCORERS, attention_free
+from policies.base import Component
+from policies.registry import ALLOCATORS, SCORERS
 
 HEAD = """\
 A method is SCORER or SCORER+ALLOCATOR, such as snapkv, snapkv:kvpress+ada, kvp+global.
@@ -48,8 +49,9 @@ def _scorer_lines() -> Iterator[str]:
 def _scorers(*, null: bool) -> Iterator[str]:
     for entry in SCORERS.values():
         if entry.null == null:
-            free = " (attention-free)" if attention_free(entry.base_name) else ""
-            yield from _component(entry, free, reads=needs_in_words(entry().needs))
+            reads = needs_in_words(entry().needs)
+            free = " (attention-free)" if reads == PLAIN else ""
+            yield from _component(entry, free, reads=reads)
 
 
 def needs_in_words(needs: Needs) -> str:
@@ -77,7 +79,8 @@ def _allocator_lines() -> Iterator[str]:
 
 
 def _component(entry: type[Component], note: str, **inputs: str) -> Iterator[str]:
-    names = {"presets": ", ".join(entry.presets), "options": ", ".join(option_names(entry))}
+    options = ", ".join(item.name for item in fields(entry))
+    names = {"presets": ", ".join(entry.presets), "options": options}
     line = str(entry.__doc__).removeprefix("Keep ").rstrip(".")
     line = f"{line[0].lower()}{line[1:]}{note}"
     yield from _entry(entry.base_name, line, **inputs, costs=entry.cost, **names)

@@ -212,11 +212,9 @@ def check_policy(name: str, flag: str = "") -> None:
 
 def check_methods(specs: Iterable[str], flag: str, others: Sequence[str] = OTHER_METHODS) -> None:
     """Raise UsageError, naming the flag, on an allocator or method that it cannot take."""
-    others = (KVZAP, *others)
     for spec in specs:
         scorer, allocator = split_method(spec)
-        if message := name_error("method", scorer, SCORER_NAMES, others):
-            raise UsageError(f"--{flag}: {message}")
+        check_name("method", scorer, SCORER_NAMES, (KVZAP, *others), prefix=f"--{flag}: ")
         if allocator is not None:
             check_allocators([allocator], flag)
 
@@ -224,14 +222,14 @@ def check_methods(specs: Iterable[str], flag: str, others: Sequence[str] = OTHER
 def check_allocators(specs: Iterable[str], flag: str) -> None:
     """Raise UsageError, naming the flag, on an allocator that cannot exist."""
     for spec in specs:
-        if message := name_error("allocator", spec, ALLOCATOR_NAMES):
-            raise UsageError(f"--{flag}: {message}")
+        check_name("allocator", spec, ALLOCATOR_NAMES, prefix=f"--{flag}: ")
 
 
-def name_error(
-    kind: str, spec: str, names: Collection[str], others: Sequence[str] = (), policy: str = ""
-) -> str:
-    """The message on a specification whose name cannot exist; empty where it may.
+def check_name(
+    kind: str, spec: str, names: Collection[str], others: Sequence[str] = (), *,
+    prefix: str = "", policy: str = "",
+) -> None:  # fmt: skip
+    """Raise UsageError, which begins with `prefix`, on a specification whose name cannot exist.
 
     A name without a dot is a module's only if there is such a module: a misspelt method is none.
     `policy` is the text where it could name a policy.
@@ -240,12 +238,11 @@ def name_error(
     name, module = written.base, is_object_name(written.name)
     owner = written.name.rpartition(":")[0]
     if name not in (*names, *others) and is_object_name(owner) and module_exists(owner):
-        return (
-            f"{kind} {written.name}: a preset of an own class is written as {owner}(option=value)"
-        )
+        how = f"a preset of an own class is written as {owner}(option=value)"
+        raise UsageError(f"{prefix}{kind} {written.name}: {how}")
     own = module and ("." in name or module_exists(name))
     if not name or name in (*names, *others) or own:
-        return ""
+        return
     hint = did_you_mean(name, (*names, *others), cutoff=0.75 if module else 0.6)
     hint = " (this is a policy)" if name in POLICIES else hint
     if module and not hint:
@@ -253,7 +250,7 @@ def name_error(
     hint += did_you_mean(policy, POLICIES) if policy else ""
     more = f"; or a policy: {', '.join(POLICIES)}, a folder, org/name" if policy else ""
     known = ", ".join((*names, "package.module:Name", *others))
-    return f"unknown {kind} {name!r}{hint}: choose from {known}{more}"
+    raise UsageError(f"{prefix}unknown {kind} {name!r}{hint}: choose from {known}{more}")
 
 
 def split_list(text: str) -> tuple[str, ...]:

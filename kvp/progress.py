@@ -20,7 +20,6 @@ SECONDS_BETWEEN_LINES, SECONDS_ON_TERMINAL = 30.0, 1.0
 _CLEAR = "\r\x1b[K"
 """Empties the line of a terminal."""
 _Item = TypeVar("_Item")
-_LIBRARIES = ("huggingface_hub", "datasets")
 
 
 def say(text: str) -> None:
@@ -113,7 +112,7 @@ class Progress:
 @contextmanager
 def quiet_logs() -> Iterator[None]:
     """Silence the hub client and `datasets`: retries and failures end in one error of ours."""
-    loggers = [logging.getLogger(name) for name in _LIBRARIES]
+    loggers = [logging.getLogger(name) for name in ("huggingface_hub", "datasets")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

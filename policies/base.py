@@ -108,7 +108,8 @@ class Component:
     @classmethod
     def check_options(cls, names: Iterable[str]) -> None:
         """Raise UsageError on a name that no option has."""
-        component, known = getattr(cls, "base_name", cls.__name__), option_names(cls)
+        component = getattr(cls, "base_name", cls.__name__)
+        known = [item.name for item in fields(cls)]
         for name in names:
             if name not in known:
                 why = f"its options are {', '.join(known) or 'none'}"
@@ -116,11 +117,6 @@ class Component:
                     why = f"{cls.__name__} lacks @dataclass(frozen=True, kw_only=True)"
                 hint = did_you_mean(name, known)
                 raise UsageError(f"{component} has no option {name!r}{hint}: {why}")
-
-
-def option_names(kind: type[Component]) -> tuple[str, ...]:
-    """Names of the options of a scorer or allocator."""
-    return tuple(item.name for item in fields(kind))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,7 +93,7 @@ def save_policy(
     weights = {dtype: name for name, dtype in DTYPES.items()}.get(rankers.dtype)
     if weights is None:
         raise ValueError(f"weights of a policy are {' or '.join(DTYPES)}, not {rankers.dtype}")
-    calibration = _check_heads(calibration, len(heads))
+    _check_heads(calibration, len(heads))
     target = Path(directory)
     if (target / INDEX).exists():
         raise PolicyError(f"{target} holds a policy: name another directory")
@@ -179,11 +179,10 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
     return Shard(rankers=rankers, meta=meta, calibration=calibration, source=source)
 
 
-def _check_heads(calibration: Calibration | None, heads: int) -> Calibration | None:
-    """The calibration; ValueError where it is not one of so many heads."""
+def _check_heads(calibration: Calibration | None, heads: int) -> None:
+    """Raise ValueError for a calibration of another number of heads."""
     if calibration is not None and calibration.scores.shape[0] != heads:
         raise ValueError(f"a calibration of {calibration.scores.shape[0]} heads is not of {heads}")
-    return calibration
 
 
 def _read_head(path: Path, digest: str, spec: RankerSpec, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -38,12 +38,10 @@ RECENT_QUERIES = 32
 """Queries that are read; fewer where fewer tokens have been seen."""
 _WINDOWS = (1, 4, 16, RECENT_QUERIES)
 _KERNELS = (7, 31, 63)
-_FLOOR = 1e-3
 RECENT_FEATURES = len(_WINDOWS) * (1 + len(_KERNELS)) + 2
 """Columns of `recent_features`."""
 STATISTICS = frozenset(f"{name}_{part}" for name in ("key", "value") for part in ("mean", "std"))
 """Names of the statistics that inputs are standardised with: float32, whatever the weights are."""
-_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +255,7 @@ class HeadRankers(nn.Module):
         buffers = dict(self.named_buffers())
         for name, statistic in statistics.items():
             if name.endswith("_std"):
-                statistic = torch.where(statistic > _EPSILON, statistic, 1.0)
+                statistic = torch.where(statistic > 1e-6, statistic, 1.0)
             if name in buffers:
                 buffers[name].copy_(statistic)
 
@@ -421,6 +419,6 @@ def recent_features(queries: Tensor, keys: Tensor) -> Tensor:
         mean = of_queries[..., -min(size, window) :, :].mean(dim=2)  # [B, H, N]
         shares += [mean, *(F.max_pool1d(mean, k, stride=1, padding=k // 2) for k in _KERNELS)]
     shares.append(attention.amax(dim=(2, 3)))
-    logs = (torch.stack(shares, dim=-1) * tokens).clamp_min(_FLOOR).log()
+    logs = (torch.stack(shares, dim=-1) * tokens).clamp_min(1e-3).log()
     newest = torch.arange(tokens, device=keys.device) >= tokens - window  # [N]
     return torch.cat([logs, newest.expand(logs.shape[:3])[..., None].float()], dim=-1)

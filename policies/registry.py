@@ -6,7 +6,6 @@ Learned policies are not named here: they are directories (`policies.policy_file
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kvp import names
@@ -14,7 +13,7 @@ from kvp.errors import UsageError
 from kvp.names import Specification as Specification
 from kvp.plugins import class_label, import_object, instance_of
 from kvp.ranking import Allocator, AllocatorParts
-from kvp.scoring import Needs, Scorer, check_allocator, check_scorer, sizes_of
+from kvp.scoring import Scorer, check_allocator, check_scorer, sizes_of
 from policies.allocators.ada import Ada
 from policies.allocators.evolved import Evolved
 from policies.allocators.global_budget import Global
@@ -40,11 +39,6 @@ from policies.snapkv import SnapKV
 from policies.streaming_llm import StreamingLLM
 from policies.tova import TOVA
 from policies.windowkv import WindowKV
-
-
-def attention_free(method: str) -> bool:
-    """Whether a built-in method reads keys, values and positions only."""
-    return replace(SCORERS[method]().needs, budget=False) == Needs()
 
 
 def make_scorer(
@@ -99,8 +93,7 @@ def _build(
     if written.base in known:
         return known[written.base](written.argument, written.options), label
     policy = written.text if policies else ""
-    if message := names.name_error(kind, written.text, known, policy=policy):
-        raise UsageError(message)
+    names.check_name(kind, written.text, known, policy=policy)
     thing = import_object(written.name, kind)
     if isinstance(thing, type) and issubclass(thing, Component):
         thing.check_options(written.options)

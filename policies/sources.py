@@ -15,8 +15,6 @@ from kvp.names import check_policy, policy_kind
 
 INDEX = POLICY_FILE
 """File that makes a folder a policy."""
-PATTERNS = (INDEX, "layer_*_head_*.safetensors")
-"""Files of a policy as the hub's client matches them: nothing else is fetched."""
 _FOLDER = Path(__file__).parent / "bundled"
 BUNDLED = {name: _FOLDER / name for name in names.POLICIES} | {names.NANO: nano.path() / "policy"}
 """Policies in the wheel, by name, of the models that kvp brings policies of."""
@@ -61,7 +59,8 @@ def find_policy(name: str | Path) -> PolicySource:
     check_policy(name)
     hub = HubName.parse(name)
     assert hub is not None, "checked"
-    folder = download(hub, PATTERNS, error=PolicyError, what=f"policy {name}")
+    files = (INDEX, "layer_*_head_*.safetensors")  # nothing else is fetched
+    folder = download(hub, files, error=PolicyError, what=f"policy {name}")
     return PolicySource(name=name, folder=folder, repository=hub.repository, commit=folder.name)
 
 

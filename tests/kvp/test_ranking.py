@@ -209,9 +209,7 @@ def _apportioned(shares, total, minimum, maximum):
         else:
             fixed |= {place: maximum for place in free if wanted[place] >= maximum}
     counts = [math.floor(fixed[place]) for place in range(len(shares))]
-    by_remainder = sorted(
-        range(len(shares)), key=lambda place: (counts[place] - fixed[place], place)
-    )
+    by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - fixed[i], i))
     for place in by_remainder[: total - sum(counts)]:
         counts[place] += 1
     return counts
@@ -219,11 +217,8 @@ def _apportioned(shares, total, minimum, maximum):
 
 def test_apportioned_counts_are_those_of_exact_arithmetic():
     """Three to one of 14 is 10.5 and 3.5; tenths are not exact in binary, and tie as 3 and 1 do."""
-    assert apportion(torch.tensor([3.0, 1.0]), 14, minimum=0, maximum=60).tolist() == [11, 3]
-    assert apportion(torch.tensor([0.3, 0.1]).double(), 14, minimum=0, maximum=60).tolist() == [
-        11,
-        3,
-    ]
+    for shares in (torch.tensor([3.0, 1.0]), torch.tensor([0.3, 0.1]).double()):
+        assert apportion(shares, 14, minimum=0, maximum=60).tolist() == [11, 3]
     rng = random.Random(0)
     for _ in range(2000):
         unit, count, minimum = rng.choice([1, 3, 10]), rng.randint(1, 7), rng.randint(0, 4)

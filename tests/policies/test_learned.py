@@ -76,16 +76,14 @@ def test_contexts_far_longer_than_the_training_are_warned_of(policy, make_view, 
 
 def test_true_positions_count_not_indices(policy, make_view):
     """Rows that start elsewhere: positions decide, and the length is the last one + 1."""
-    view = make_view(tokens=20)
+    view, late = make_view(tokens=20), torch.arange(30, 50)
     moved = View(
         layer=1, keys=view.keys, values=view.values, budget=8,
-        positions=torch.stack([torch.arange(20), torch.arange(30, 50)]),
+        positions=torch.stack([torch.arange(20), late]),
     )  # fmt: skip
     scores = policy.score(moved)
     torch.testing.assert_close(scores[0], policy.score(view)[0], rtol=1e-5, atol=1e-5)
-    expected = policy.rankers(
-        view.keys[1], view.values[1], torch.arange(30, 50), 50, heads=slice(2, 4)
-    )
+    expected = policy.rankers(view.keys[1], view.values[1], late, 50, heads=slice(2, 4))
     torch.testing.assert_close(scores[1], expected, rtol=1e-5, atol=1e-5)
 
 

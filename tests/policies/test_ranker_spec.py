@@ -18,9 +18,7 @@ def test_fourier_features_by_hand():
     features = position_features(spec, torch.tensor([2]), 9)[0]
     log9 = np.log(9)
     expected = [0.25, np.log(3) / log9, np.log(7) / log9, 0.0, 1.0, -1.0, 0.0]
-    torch.testing.assert_close(
-        features, torch.tensor(expected, dtype=torch.float32), atol=1e-6, rtol=0
-    )
+    torch.testing.assert_close(features, torch.tensor(expected).float(), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -28,10 +26,7 @@ def test_fourier_features_by_hand():
     [
         ({"architecture": "tree"}, "unknown architecture 'tree'"),
         ({"inputs": ("key", "key")}, "once each, got .'key', 'key'"),
-        (
-            {"architecture": "paper", "inputs": ("key",)},
-            "always has the inputs key, value, position",
-        ),
+        ({"architecture": "paper", "inputs": ("key",)}, "has the inputs key, value, position, and"),
         ({"architecture": "paper", "neighbours": 3}, "choose fourier"),
     ],
 )
@@ -79,10 +74,8 @@ def test_a_query_after_the_end_sees_the_turned_key_at_its_distance():
     generator = torch.Generator().manual_seed(1)
     query, key = torch.randn(2, 1, WIDTH, generator=generator)
     length, ahead, position = 40, 5, 12
-    logit = (
-        rotated(query, torch.tensor([length + ahead])) @ rotated(key, torch.tensor([position])).T
-    )
     at = torch.tensor([position])
+    logit = rotated(query, torch.tensor([length + ahead])) @ rotated(key, at).T
     turned = rotate_keys_to_end(spec_of(), rotated(key, at), at, length)
     torch.testing.assert_close(rotated(query, torch.tensor([ahead])) @ turned.T, logit)
 

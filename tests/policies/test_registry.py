@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from eval.method_listing import PLAIN, needs_in_words
 from kvp.scoring import Scorer
-from policies.registry import SCORERS, attention_free, make_scorer
+from policies.registry import SCORERS, make_scorer
 
 ATTENTION_FREE = {
     "random", "random_per_layer", "ring", "streaming_llm", "knorm", "keydiff", "lagkv",
@@ -122,5 +123,5 @@ def test_names_rebuild_the_scorer(spec):
 
 
 def test_every_method_has_a_cost_and_some_read_no_attention():
-    assert set(filter(attention_free, SCORERS)) == ATTENTION_FREE
+    assert {n for n in SCORERS if needs_in_words(make_scorer(n).needs) == PLAIN} == ATTENTION_FREE
     assert all(entry.cost for entry in SCORERS.values())

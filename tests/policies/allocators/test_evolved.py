@@ -37,10 +37,9 @@ def test_round_trip(tmp_path):
 
 
 def test_files_that_are_no_budgets_are_one_line(tmp_path):
-    with pytest.raises(PolicyError, match="is no budget file"):
-        load_budgets(tmp_path / "elsewhere")
-    with pytest.raises(PolicyError, match="is no budget file"):
-        Evolved(file=str(tmp_path / "elsewhere"))
+    for read in (load_budgets, lambda file: Evolved(file=file)):
+        with pytest.raises(PolicyError, match="is no budget file"):
+            read(str(tmp_path / "elsewhere"))
 
 
 def test_another_geometry_is_refused_in_one_line(saved):
