@@ -28,6 +28,8 @@ Metric = Callable[[str, Sequence[str]], float]
 
 NONE = "none"
 """No metric: nothing is generated, the likelihood of the reply is measured."""
+CLASSIFICATION = "classification"
+"""The metric that also needs the classes of the sample."""
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -261,8 +263,7 @@ BENCHMARK_METRICS: Mapping[str, Metric] = {
     "choice_letter": choice_letter,
     "rouge_l_sum": rouge_l_sum,
 }
-"""Those of benchmarks alone; `classification` also needs the classes of the sample."""
-
+"""Those of benchmarks alone, without `CLASSIFICATION`."""
 METRIC_NAMES = (*METRICS, NONE)
 """Everything that `metric` of a row may be."""
 
@@ -273,7 +274,7 @@ def score_answer(
     """Score of a generated answer by the name of a metric; ValueError without references."""
     if not references:
         raise ValueError("no reference to compare the prediction with")
-    if metric == "classification":
+    if metric == CLASSIFICATION:
         return classification(prediction, references, classes)
     return {**METRICS, **BENCHMARK_METRICS}[metric](prediction, references)
 

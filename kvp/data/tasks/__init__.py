@@ -6,12 +6,14 @@ A user's own task is an object with `build` and `score` (`kvp.data.task.Task`), 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from functools import cache
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from kvp.data.encode import count_prompt_tokens
+from kvp.data.metrics import BENCHMARK_METRICS, CLASSIFICATION, METRIC_NAMES
 from kvp.data.task import Sample, Source, Task, TaskSettings
 from kvp.data.tasks.longbench import DATA_SETS, LongBenchTask
 from kvp.data.tasks.niah_heatmap import NiahHeatmapTask
@@ -102,14 +104,31 @@ def build_samples(
         built = task.build(settings, tokenizer)
         samples = list(islice(iter(built), settings.count))
         for sample in samples:
-            if not isinstance(sample, Sample):
-                raise UsageError(
-                    f"--tasks {name}: build made {sample!r:.60}, not a kvp.data Sample"
-                )
+            _check_sample(sample, task, f"--tasks {name}: build made")
             if (tokens := count_prompt_tokens(sample, tokenizer)) > settings.length:
                 long = f"{sample.id} has {tokens} tokens, more than --length (settings.length)"
                 raise UsageError(f"--tasks {name}: build made too long a prompt: {long}")
         return Source.of(samples, getattr(built, "notes", ()))
+
+
+def _check_sample(sample: object, task: Task, made: str) -> None:
+    """Raise UsageError, which begins with `made`, where a user's task made what cannot be used."""
+    if not isinstance(sample, Sample):
+        raise UsageError(f"{made} {sample!r:.60}, not a kvp.data Sample")
+    choices = {"task": [task.name], "metric": [*METRIC_NAMES, *BENCHMARK_METRICS, CLASSIFICATION]}
+    for item in fields(sample):
+        value = getattr(sample, item.name)
+        texts = isinstance(value, tuple | list) and all(isinstance(text, str) for text in value)
+        wanted, fits = {
+            "str": ("a text", isinstance(value, str)),
+            "int": ("a whole number above 0", type(value) is int and value > 0),
+            "tuple[str, ...]": ("a tuple of texts", texts),
+            "Mapping[str, str | float]": ("a mapping", isinstance(value, Mapping)),
+        }.get(str(item.type), ("", True))
+        if item.name in choices:
+            wanted, fits = " or ".join(choices[item.name]), value in choices[item.name]
+        if not fits:
+            raise UsageError(f"{made} a sample whose {item.name} is {value!r:.60}, not {wanted}")
 
 
 def expand_tasks(names: Sequence[str]) -> tuple[str, ...]:

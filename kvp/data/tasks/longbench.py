@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from kvp.data.metrics import ScoredByMetric
+from kvp.data.metrics import CLASSIFICATION, ScoredByMetric
 from kvp.data.rows import benchmarks
 from kvp.data.rows.values import RowError
 from kvp.data.task import Sample, Source, TaskSettings, blank_sample
@@ -78,12 +78,10 @@ class LongBenchTask(ScoredByMetric):
         if "{input}" in after:
             after = after.replace("{input}", benchmarks.read_column(row, "input"))
         classes = row.get("all_classes") or []
-        if published.metric == "classification" and not classes:
+        if published.metric == CLASSIFICATION and not classes:
             raise RowError("has no all_classes")
-        context, answers = (
-            before + benchmarks.read_column(row, "context"),
-            benchmarks.answers_of(row, "answers"),
-        )
+        context = before + benchmarks.read_column(row, "context")
+        answers = benchmarks.answers_of(row, "answers")
         return replace(
             blank_sample(settings, self.name, ""),
             context=context,

@@ -34,15 +34,13 @@ class Reversed:
 class Endless(Reversed):
     def build(self, settings, tokenizer):
         for n in count():  # of its own accord it never ends
-            yield replace(blank_sample(settings, "endless", str(n)), context="c", question="q")
+            yield replace(blank_sample(settings, self.name, str(n)), context="c", question="q")
 
-class Texts(Reversed):
+class Faulty(Reversed):
     def build(self, settings, tokenizer):
-        yield "text"
-
-class Long(Reversed):
-    def build(self, settings, tokenizer):
-        yield replace(blank_sample(settings, "long", ""), context="c" * 500, question="q")
+        faults = [("references", "123"), ("metric", "al"), ("task", "vt"), ("context", "c" * 500)]
+        blank = replace(blank_sample(settings, self.name, ""), question="q")
+        yield replace(blank, **dict([faults[settings.seed]])) if settings.seed < 4 else "text"
 
 class Leaves:
     def __init__(self):
@@ -72,25 +70,20 @@ def test_ruler_means_all_ruler_tasks():
 def test_a_task_by_its_module(module, tokenizer):
     name = f"{module}:Reversed"
     assert expand_tasks([name]) == (name,)
-    source = open_source(
-        TaskSettings(data="ruler", tasks=(name,), split="train", count=3, seed=0, length=99),
-        tokenizer,
-    )
+    own = replace(SETTINGS, data="ruler", tasks=(name,), count=3)
+    source = open_source(own, tokenizer)
     assert [sample.context for sample in source] == ["0 ", "1 ", "2 "]
     assert find_task(name).score(source[1], "it is 1") == 1
     assert find_task(name) is find_task(name)  # what it notes when it builds is there later
-    own = replace(SETTINGS, data="ruler", tasks=(name, "vt"))
-    identity = data_identity(own, own.tasks)
+    identity = data_identity(own, [name, "vt"])
     assert identity["tasks"] == ["reversed", "vt"]
     file = sys.modules[module].__file__
     assert identity["code"] == {f"{module}.py": sha256_file(Path(file))}
     assert "code" not in data_identity(own, ["vt"])
-    with pytest.raises(UsageError, match="cannot be made"):
-        find_task(f"{module}:Leaves")
-    with pytest.raises(UsageError, match="a task has a name, build"):
-        find_task(f"{module}:thing")
-    with pytest.raises(UsageError, match="task 'vt': kvp has its own of this name"):
-        find_task(f"{module}:taken")
+    said = {"Leaves": "cannot be made", "thing": "a task has a name, build"}
+    for unusable, text in {**said, "taken": "task 'vt': kvp has its own of this name"}.items():
+        with pytest.raises(UsageError, match=text):
+            find_task(f"{module}:{unusable}")
 
 
 def test_a_task_from_python(module):
@@ -107,11 +100,13 @@ def test_a_task_may_be_a_generator_and_gives_as_many_samples_as_requested(module
     tasks = (f"{module}:Endless", "chat")
     settings = TaskSettings(data="ruler", tasks=tasks, split="test", count=5, length=400)
     source = open_source(settings, tokenizer)
-    assert [sample.task for sample in source] == ["endless", "chat"] * 2 + ["endless"]
-    assert source[2].id == "endless/test/0/1"
+    assert [sample.task for sample in source] == ["reversed", "chat"] * 2 + ["reversed"]
+    assert source[2].id == "reversed/test/0/1"
 
 
 def test_a_task_that_fails_is_named(module, tokenizer):
-    for name, said in (("Texts", "'text', not"), ("Long", "too long a prompt: long/train/0/ has")):
-        with pytest.raises(UsageError, match=f"--tasks {module}:{name}: build made {said}"):
-            build_samples(f"{module}:{name}", SETTINGS, tokenizer)
+    fields = ["references is '123', not a tuple of", "metric is 'al', not all", "task is 'vt', not"]
+    said = [*(f"a sample whose {field}" for field in fields), "too long a prompt: reversed/train/"]
+    for seed, text in enumerate([*said, "'text', not"]):
+        with pytest.raises(UsageError, match=f"--tasks {module}:Faulty: build made {text}"):
+            build_samples(f"{module}:Faulty", replace(SETTINGS, seed=seed), tokenizer)
