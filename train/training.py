@@ -143,15 +143,12 @@ class RankerTraining(pl.LightningModule):
             model_heads=self._model_heads,
         )
         losses, logged = compute_losses(self._objective, batch, recipe)
-        metrics = {
-            **logged,
-            "train/loss": float(losses.detach().mean()),
-            "train/flat_share": float(1 - counted.float().mean()),
-        }
-        if not math.isfinite(metrics["train/loss"]):
+        loss, flat = float(losses.detach().mean()), float(1 - counted.float().mean())
+        metrics = {**logged, "train/loss": loss, "train/flat_share": flat}
+        if not math.isfinite(loss):
             raise UsageError(
-                f"training diverged: the loss of step {step + 1} is {metrics['train/loss']}; lower "
-                f"--lr (now {recipe.lr:g}), or mend an --objective of yours, in a new --out"
+                f"training diverged: the loss of step {step + 1} is {loss}; lower --lr (now "
+                f"{recipe.lr:g}), or mend an --objective of yours, in a new --out"
             )
         return {"loss": losses.sum(), "metrics": metrics}
 

@@ -53,5 +53,9 @@ def test_objectives_that_return_no_losses_are_refused():
         compute_losses(lambda *_: (total, {}), batch, PRESETS["fourier"])
     with pytest.raises(UsageError, match="--objective listwise failed"):
         compute_losses(lambda *_: (losses, each), batch, PRESETS["fourier"])
+    with pytest.raises(UsageError, match="listwise returned Tensor, expected losses and a dict"):
+        compute_losses(lambda *_: losses, batch, PRESETS["fourier"])
+    with pytest.raises(UsageError, match="listwise returned a number called train/loss, as kvp's"):
+        compute_losses(lambda *_: (losses, {"train/loss": 0.0}), batch, PRESETS["fourier"])
     with pytest.raises(UsageError, match="--objective listwise returned losses without a gradient"):
         compute_losses(lambda *_: (losses, {}), batch, PRESETS["fourier"])

@@ -35,7 +35,7 @@ def test_the_next_command_names_tasks_as_they_were_asked_for():
 
 
 def undefined(batch, recipe):
-    return batch.scores[0].sum(-1) * float("nan"), {"train/loss": 0.0}
+    return batch.scores[0].sum(-1) * float("nan"), {"mine": 0.0}
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(train, store, tmp_path, capsys):

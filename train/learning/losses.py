@@ -7,7 +7,7 @@ means does not depend on how many heads train together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -49,8 +49,9 @@ class Batch:
 
 
 Objective = Callable[[Batch, Recipe], tuple[Tensor, dict[str, float]]]
-"""Loss of every head, [A], of which the sum is minimised, and numbers for the log, where
-`train/loss` and `train/flat_share` are taken."""
+"""Loss of every head, [A], of which the sum is minimised, and numbers for the log."""
+LOGGED = ("train/loss/", "train/flat_share/", "train/gradient_norm/", "train/lr/", "held_out/")
+"""Numbers of the log, and a folder of them, that are kvp's own."""
 
 
 def load_objective(name: str) -> Objective:
@@ -67,8 +68,14 @@ def compute_losses(
     """Loss of every head and numbers for the log; UsageError where a user's own objective fails."""
     what = f"--objective {recipe.objective}"
     with user_errors(objective, what):
-        losses, numbers = objective(batch, recipe)
-        logged = {name: float(number) for name, number in numbers.items()}
+        match objective(batch, recipe):
+            case Tensor() as losses, Mapping() as numbers:
+                logged = {name: float(number) for name, number in numbers.items()}
+            case other:
+                kind = type(other).__name__
+                raise UsageError(f"{what} returned {kind}, expected losses and a dict of numbers")
+        if taken := [name for name in logged if f"{name}/".startswith(LOGGED)]:
+            raise UsageError(f"{what} returned a number called {taken[0]}, as kvp's own: rename it")
         heads = batch.counted.shape[1]
         if losses.ndim != 1 or len(losses) != heads:
             shape = tuple(losses.shape)
