@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +131,9 @@ def joined_calibration(shards: Sequence[Shard]) -> Calibration | None:
     maps = [shard.calibration for shard in shards if shard.calibration is not None]
     if len(maps) < len(shards):
         return None
-    return calibration_of(
-        maps[0].target,
-        [
-            (scores.double().numpy(), values.double().numpy())
-            for calibration in maps
-            for scores, values in zip(calibration.scores, calibration.values, strict=True)
-        ],
-    )
+    heads = chain.from_iterable(zip(one.scores, one.values, strict=True) for one in maps)
+    knots = [(scores.double().numpy(), values.double().numpy()) for scores, values in heads]
+    return calibration_of(maps[0].target, knots)
 
 
 def joined_meta(shards: Sequence[Shard]) -> PolicyMeta:

@@ -29,8 +29,8 @@ LABELS = Registry(
         "kvzip_plus": "train.data.labels:KVZIP_PLUS",
     },
 )
-"""Definitions of importance, the number that rankers learn to order tokens by. A new one is a
-`train.data.labels.Label` and a line here; a user's own is `package.module:NAME`."""
+"""Definitions of importance, the number that rankers learn to order tokens by, as
+`train.data.labels.Label`."""
 OBJECTIVES = Registry(
     flag="--objective",
     builtin={
@@ -42,8 +42,7 @@ OBJECTIVES = Registry(
         "soft_rank": "train.learning.differentiable_sorts:soft_rank_objective",
     },
 )
-"""Losses of rankers, of the type `train.learning.losses.Objective`. A new one is a function, a line
-here and a row in docs/method.md; a user's own is `package.module:function`."""
+"""Losses of rankers, of the type `train.learning.losses.Objective`."""
 
 PresetName = Literal["fourier", "paper"]
 

@@ -153,8 +153,7 @@ class ContextSource:
         if cached is None:
             cached = self.traces.kv(sequence)
             _remember(self._trace_memory, ("kv", sequence), cached)
-        keys, values = cached
-        return keys, values
+        return cached[0], cached[1]
 
     def _queries_and_keys(self, sequence: int) -> tuple[Tensor, Tensor]:
         """[L, H, G, T, D] and [L, H, T, D] on the device."""

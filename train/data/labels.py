@@ -32,7 +32,6 @@ class Label:
     """
 
     from_queries: FromQueries | None = None
-    """Computes the label from the queries of a trace."""
     stored: str | None = None
     """Name under which `kvp collect --labels` stores it."""
     other_weight: float = 1.0

@@ -73,9 +73,8 @@ def calibrate(
     if not scores:
         raise ValueError("no contexts to calibrate on")
     heads = zip(torch.cat(scores, dim=1), torch.cat(targets, dim=1), strict=True)
-    return calibration_of(
-        target, [fit_head(score.double().numpy(), value.double().numpy()) for score, value in heads]
-    )
+    knots = [fit_head(score.double().numpy(), value.double().numpy()) for score, value in heads]
+    return calibration_of(target, knots)
 
 
 def calibration_of(target: str, knots: Sequence[tuple[Array, Array]]) -> Calibration:
@@ -129,8 +128,7 @@ def output_norms(context: RankingContext, output_gram: Tensor | None) -> Tensor:
         return unprojected
     gram = output_gram.flatten(0, 1).to(values.device)  # [A, D, D]
     squares = torch.einsum("and,ade,ane->an", values, gram, values)  # [A, N]
-    norms: Tensor = squares.clamp_min(0).sqrt()
-    return norms
+    return torch.sqrt(squares.clamp_min(0))
 
 
 def _rising_knots(knot_scores: Array, values: Array) -> tuple[Array, Array]:

@@ -152,36 +152,22 @@ Baseline = Callable[[Tensor, Batch], Tensor]
 """Rewards [C, K, A] of a batch -> rewards minus their baselines, 0 where a head does not count."""
 
 
-@shift_invariant
-def rloo_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
-    """Policy-gradient loss of every head, [A]: rankings sampled by Gumbel sort, their rewards,
-    REINFORCE (KVP paper, section 3.2, eq. 6).
-
-    The baseline of a ranking is the mean reward of the others of its context (Algorithm 1).
+def make_sampled_objective(baseline: Baseline) -> Objective:
+    """The policy-gradient loss of every head, [A]: rankings sampled by Gumbel sort, their rewards
+    minus a baseline, REINFORCE (KVP paper, section 3.2, eq. 6).
     """
-    return _sampled_objective(batch, recipe, within_context)
 
+    def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
+        contexts = range(len(batch.seeds))
+        rankings = [sample_rankings(batch, context, recipe.permutations) for context in contexts]
+        measure = _REWARDS[recipe.reward]
+        pairs = zip(batch.importances, rankings, strict=True)
+        rewards = torch.stack([reward.reward_rankings(measure, *p) for p in pairs])  # [C, K, A]
+        advantage = normalise(baseline(rewards, batch), batch, recipe.advantage_clip)  # [C, K, A]
+        metrics = {"train/reward": float(mean_of_counted(rewards.mean(1), batch.counted))}
+        return policy_loss(batch, rankings, advantage), metrics
 
-@shift_invariant
-def rloo_batch_objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
-    """The same gradient; the baseline is the mean reward of all other rankings of the step.
-
-    This is the text under equation 6, and the released code (a ranking of each of many contexts).
-    """
-    return _sampled_objective(batch, recipe, within_step)
-
-
-def _sampled_objective(
-    batch: Batch, recipe: Recipe, baseline: Baseline
-) -> tuple[Tensor, dict[str, float]]:
-    contexts = range(len(batch.seeds))
-    rankings = [sample_rankings(batch, context, recipe.permutations) for context in contexts]
-    measure = _REWARDS[recipe.reward]
-    pairs = zip(batch.importances, rankings, strict=True)
-    rewards = torch.stack([reward.reward_rankings(measure, *pair) for pair in pairs])  # [C, K, A]
-    advantage = normalise(baseline(rewards, batch), batch, recipe.advantage_clip)  # [C, K, A]
-    metrics = {"train/reward": float(mean_of_counted(rewards.mean(1), batch.counted))}
-    return policy_loss(batch, rankings, advantage), metrics
+    return objective
 
 
 def sample_rankings(batch: Batch, context: int, permutations: int) -> Tensor:
@@ -225,3 +211,10 @@ def policy_loss(batch: Batch, rankings: Sequence[Tensor], advantages: Tensor) ->
         for scores, ranking, advantage in zip(batch.scores, rankings, advantages, strict=True)
     ]
     return batch.mean(torch.stack(losses))
+
+
+rloo_objective = shift_invariant(make_sampled_objective(within_context))
+"""The baseline of a ranking is the mean reward of the others of its context (Algorithm 1)."""
+rloo_batch_objective = shift_invariant(make_sampled_objective(within_step))
+"""The baseline is the mean reward of all other rankings of the step: the text under equation 6, and
+the released code (a ranking of each of many contexts)."""

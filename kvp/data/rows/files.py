@@ -27,6 +27,8 @@ TEXT_SUFFIXES = (".txt", ".md")
 """Files that are one running text."""
 _MAX_NAMED = 3
 """Skipped rows, files or keys that a message names at most."""
+_UNREADABLE = (OSError, ValueError, RecursionError)
+_parse = partial(parse_json, parse_constant=int)  # which refuses NaN and Infinity
 
 Row = tuple[str, Any]
 """Location of a row in its data ("line 7"); its columns, or the RowError why it has none."""
@@ -82,12 +84,6 @@ def files_of(data: str, what: str) -> tuple[list[Path], list[Path], list[Path]]:
         kind = rows if suffix in READERS else texts if suffix in TEXT_SUFFIXES else others
         kind.append(file)
     return rows, texts, others
-
-
-_UNREADABLE = (OSError, ValueError, RecursionError)
-
-
-_parse = partial(parse_json, parse_constant=int)  # which refuses NaN and Infinity
 
 
 def _json_lines(path: Path) -> Iterator[Row]:

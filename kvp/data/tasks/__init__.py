@@ -45,9 +45,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "longbench": tuple(LongBenchTask(name).name for name in DATA_SETS),
 }
 """Names that mean several tasks: those that are left out where they do not fit."""
-ROWS_ONLY = frozenset({TEXT, DATA, "longbench", *GROUPS["longbench"]}) | (
-    frozenset(PUBLISHED) - frozenset(CONTEXTS)
-)
+ROWS_ONLY = frozenset({TEXT, DATA, "longbench", *GROUPS["longbench"], *PUBLISHED} - {*CONTEXTS})
 """Tasks that read files and generate nothing: kvp eval's, not kvp collect's."""
 _OWN: dict[str, Task] = {}
 """Tasks that were given as objects, by name."""

@@ -88,9 +88,8 @@ class ScbenchTask(ScoredByMetric):
             context, turns = _parse_row(row, PUBLISHED[self.name])
 
             def make(keep: int) -> Sequence[Sample]:
-                return self._samples(
-                    (benchmarks.cut_middle(context, keep, tokenizer), turns), settings
-                )
+                text = benchmarks.cut_middle(context, keep, tokenizer)
+                return self._samples(text, turns, settings)
 
             return context, lambda: benchmarks.cut_to_length(make, settings.length, tokenizer)
 
@@ -106,7 +105,7 @@ class ScbenchTask(ScoredByMetric):
             inputs = synthetic.SampleInputs(name=name, split=split, length=settings.length)
             maker = CONTEXTS[self.name](inputs)
             return find_largest(
-                lambda amount: self._samples(maker(amount), settings),
+                lambda amount: self._samples(*maker(amount), settings),
                 lambda samples: benchmarks.count_longest(samples, tokenizer),
                 limit=settings.length, smallest=0, what=self.name,
             )  # fmt: skip
@@ -120,8 +119,9 @@ class ScbenchTask(ScoredByMetric):
             make(0)  # a length too small shows now
         return Source(size=settings.count, make=make)
 
-    def _samples(self, shared: SharedContext, settings: TaskSettings) -> Sequence[Sample]:
-        text, turns = shared
+    def _samples(
+        self, text: str, turns: Sequence[AskedQuestion], settings: TaskSettings
+    ) -> Sequence[Sample]:
         published = PUBLISHED[self.name]
         header, questions = published.header, [question for question, _ in turns]
         if self.name == "scbench_mf":
@@ -134,6 +134,7 @@ class ScbenchTask(ScoredByMetric):
             questions = [f"What is the {name}?\n\n{question}" for name, question in pairs]
         context = f"{header}{text}\n\n"
         blank = blank_sample(settings, self.name, f"0{context_name(context)}")
+        asked = zip(questions, turns, strict=True)
         return [
             replace(
                 blank,
@@ -145,9 +146,7 @@ class ScbenchTask(ScoredByMetric):
                 reply=f" {', '.join(answers)}",
                 labels={"turn": number},
             )
-            for number, (question, (_, answers)) in enumerate(
-                zip(questions, turns, strict=True), start=1
-            )
+            for number, (question, (_, answers)) in enumerate(asked, start=1)
         ]
 
 
@@ -205,10 +204,7 @@ def key_value(inputs: synthetic.SampleInputs) -> ContextMaker:
     def pairs(part: str) -> Iterator[str]:
         rng = inputs.rng(part)
         while True:
-            key, value = (
-                synthetic.draw_uuid(rng, inputs.split),
-                synthetic.draw_uuid(rng, inputs.split),
-            )
+            key, value = (synthetic.draw_uuid(rng, inputs.split) for _ in range(2))
             yield f"{json.dumps(key)}: {json.dumps(value)}"
 
     asked = synthetic.keep_drawn(pairs("asked"))(TURNS)
