@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from eval.config import NEEDS_POLICIES
+from eval.policy_arguments import policy_sources
 from eval.results.method_setting import MethodSetting
 from eval.results.record_names import DEFAULT_VARIANT, SELF_SIZED
 from eval.results.records import SETTING_FIELDS, Key, key_of
@@ -15,8 +16,8 @@ from eval.results.tuned_settings import TunedSettings, load_settings
 from kvp.artifacts.manifest import own_code, sha256_file
 from kvp.budgets import Budget
 from kvp.data.tasks import expand_tasks, find_task
-from kvp.errors import PolicyError, UsageError
-from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED, UNIFORM, check_methods, labelled_policy
+from kvp.errors import UsageError
+from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED, UNIFORM, check_methods
 from kvp.plugins import OptionalParts
 from kvp.program.settings import ProtectionConfig
 from kvp.ranking import UNPROTECTED, Allocator, AllocatorParts, Protection, kept_tokens
@@ -25,7 +26,7 @@ from policies import load_policy, make_allocator, make_scorer, split_method
 from policies.controls import Random
 from policies.learned import LearnedScorer
 from policies.registry import ALLOCATORS, NULLS, SCORERS, Specification, make_method
-from policies.sources import INDEX, PolicySource, check_index, find_policy
+from policies.sources import INDEX
 
 PROTECTIONS = {"both": (True, False), "on": (True,), "off": (False,)}
 """Values of `--protection`: whether first and last tokens are always kept."""
@@ -268,6 +269,14 @@ def learned_methods(arguments: Sequence[str]) -> list[Method]:
     ]
 
 
+def policies_of(methods: Iterable[Method]) -> dict[str, LearnedScorer]:
+    """The policies that methods rank with, by label."""
+    return {
+        method.policy: method.scorer
+        for method in methods if method.policy and isinstance(method.scorer, LearnedScorer)
+    }  # fmt: skip
+
+
 def file_digests(
     policies: Sequence[str], methods: Sequence[Method], tasks: Sequence[str] = ()
 ) -> dict[str, str]:
@@ -285,52 +294,3 @@ def file_digests(
             digests[one.name] = digest
         digests |= own_code([type(one).__module__])
     return digests
-
-
-def find_trained_tasks(methods: Iterable[Method], files: Mapping[str, str]) -> dict[str, list[str]]:
-    """Tasks that policies were trained on, by label, where their records say so.
-
-    `files` are digests of files whose training rows are measured, by task.
-    """
-    by_label = {}
-    for label, scorer in policies_of(methods).items():
-        data = scorer.metadata.get("training", {}).get("text", {}).get("data") or {}
-        digests = data.get("files", [data.get("digest")])
-        rows = [task for task, digest in files.items() if digest in digests]
-        by_label[label] = [*data.get("tasks", ()), *rows]
-    return {label: tasks for label, tasks in by_label.items() if tasks}
-
-
-def policies_of(methods: Iterable[Method]) -> dict[str, LearnedScorer]:
-    """The policies that methods rank with, by label."""
-    return {
-        method.policy: method.scorer
-        for method in methods if method.policy and isinstance(method.scorer, LearnedScorer)
-    }  # fmt: skip
-
-
-def policy_sources(arguments: Sequence[str]) -> dict[str, PolicySource]:
-    """Policies by label, folders of policy directories expanded.
-
-    Each argument is `POLICY` or `label=POLICY`, with policies named as for `find_policy`. Raises
-    UsageError where two share a label, PolicyError where there is no policy and as `find_policy`.
-    """
-    sources: dict[str, PolicySource] = {}
-    for argument in arguments:
-        label, name = labelled_policy(argument)
-        try:
-            source = find_policy(name)
-            inner = sorted(path.parent for path in source.folder.glob(f"*/{INDEX}"))
-            if not inner:
-                check_index(source.folder)
-        except PolicyError as error:
-            raise PolicyError(f"--policies: {error}") from error
-        policies = {label or source.label: source}
-        if not (source.folder / INDEX).exists():
-            prefix = f"{label}." if label else ""
-            policies = {f"{prefix}{folder.name}": find_policy(folder) for folder in inner}
-        for key, policy in policies.items():
-            if key in sources:
-                raise UsageError(f"--policies: two policies are called {key!r}; use label=POLICY")
-            sources[key] = policy
-    return sources

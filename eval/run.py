@@ -22,8 +22,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
 from eval.evaluate import Runner, evaluate_together
-from eval.methods import Method, file_digests, find_trained_tasks, policies_of, recorded_spec
+from eval.methods import Method, file_digests, policies_of, recorded_spec
 from eval.output_folder import input_digests, open_folder, write_manifest
+from eval.policy_arguments import find_trained_tasks
 from eval.prepared_run import LoadedModel, PreparedRun, build_run_methods, prepare
 from eval.results.comparison import compare_all
 from eval.results.folder import Results, load_results
@@ -153,12 +154,13 @@ def _write_plan(
     """Write the manifest: what is planned, and notes on policies, which are printed, too."""
     config = runner.config
     seen = input_digests(config) if config.split in (ALL, "train") else {}
-    trained = find_trained_tasks(prepared.methods, seen)
+    policies = policies_of(prepared.methods)
+    trained = find_trained_tasks(policies, seen)
     notes = [
         f"policy {label}: trained on rows of --{flag}, which --split {config.split} measures, too"
         for label, tasks in trained.items() for flag in tasks if flag in seen
     ]  # fmt: skip
-    for label, scorer in policies_of(prepared.methods).items():
+    for label, scorer in policies.items():
         if (name := describe_mismatch(runner.model, scorer.metadata.get("model"))) is not None:
             notes.append(f"policy {label}: made on {name}")
     for note in notes:

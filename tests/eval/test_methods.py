@@ -8,7 +8,8 @@ import yaml
 from eval.config import EvalConfig
 from eval.method_listing import PLAIN, needs_in_words
 from eval.method_listing import run as print_methods
-from eval.methods import build_methods, file_digests, method_of, policy_sources
+from eval.methods import build_methods, file_digests, method_of
+from eval.policy_arguments import policy_sources
 from eval.prepared_run import build_run_methods
 from eval.tune.config import TuneConfig
 from kvp.errors import PolicyError, UsageError

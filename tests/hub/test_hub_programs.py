@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eval.methods import policy_sources
+from eval.policy_arguments import policy_sources
 from kvp.artifacts.manifest import read_sealed_json, sha256_file
 from kvp.errors import UsageError
 from kvp.program.table import evaluate
