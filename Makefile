@@ -23,7 +23,7 @@ SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py tes
 	tests/kvp/test_import_names.py tests/kvp/program/test_exit_codes.py tests/kvp/data/test_sources.py \
 	tests/kvp/ops/test_future_attention_kernel.py tests/kvp/ops/test_ragged_attention_kernel.py \
 	tests/policies/test_named_objects.py tests/policies/test_import.py tests/test_project.py \
-	tests/eval/test_evaluate.py \
+	tests/eval/test_runner.py \
 	$(filter-out $(QUICK_HF),$(wildcard tests/kvp/hf/test_*.py))
 INSTALLED := $(VENV)/.installed
 # Ray and its tests are apart: it is large, and starts processes of its own.

@@ -21,13 +21,8 @@ from kvp.errors import UsageError
 from kvp.names import LEARNED, UNIFORM, split_list
 from kvp.program import settings as groups
 
-IDENTITY_FIELDS = (
-    "model", "revision", "length", "split", *INPUT_FLAGS, "metric", "tree_paths", "measure",
-    "depths", "lengths", "continuation_tokens", "seed", "dtype", "sinks", "recents",
-    "max_new_tokens", "chat_template",
-)  # fmt: skip
-"""Settings that decide what a record means: a results folder keeps them for life. All others may
-change between runs that extend one folder (`docs/formats.md`, Results folder)."""
+PROTECTIONS = {"both": (True, False), "on": (True,), "off": (False,)}
+"""Values of `--protection`: whether first and last tokens are always kept."""
 NEEDS_POLICIES = (
     "--methods kvp needs --policies: a policy of the model (a folder of kvp train, org/name, or "
     f"bundled: {', '.join(known_names.POLICIES)}); or leave kvp out: --methods full,snapkv,keydiff"
@@ -139,11 +134,16 @@ class MeasureConfig(groups.Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationConfig(PromptConfig, MeasureConfig, groups.ModelConfig, groups.ProtectionConfig):
+class SharedConfig(PromptConfig, MeasureConfig, groups.ModelConfig, groups.ProtectionConfig):
     """What kvp eval, kvp tune and kvp evolve share."""
 
-    IDENTITY: ClassVar[tuple[str, ...]] = IDENTITY_FIELDS
-    """The settings of `identity`."""
+    IDENTITY: ClassVar[tuple[str, ...]] = (
+        "model", "revision", "length", "split", *INPUT_FLAGS, "metric", "tree_paths", "measure",
+        "depths", "lengths", "continuation_tokens", "seed", "dtype", "sinks", "recents",
+        "max_new_tokens", "chat_template",
+    )  # fmt: skip
+    """Settings that decide what a record means: a results folder keeps them for life. All others
+    may change between runs that extend one folder (`docs/formats.md`, Results folder)."""
 
     @cached_property
     def model_name(self) -> str:
@@ -157,7 +157,7 @@ class EvaluationConfig(PromptConfig, MeasureConfig, groups.ModelConfig, groups.P
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig(EvaluationConfig, groups.RunConfig, groups.WorkersConfig, groups.DryRunConfig):
+class EvalConfig(SharedConfig, groups.RunConfig, groups.WorkersConfig, groups.DryRunConfig):
     """Settings of kvp eval."""
 
     out: str = ""
@@ -237,7 +237,7 @@ class EvalConfig(EvaluationConfig, groups.RunConfig, groups.WorkersConfig, group
         return split_list(self.policies) or bundled
 
 
-def evaluation_of(config: EvaluationConfig, **settings: Any) -> EvalConfig:  # noqa: ANN401
+def make_eval_config(config: SharedConfig, **settings: Any) -> EvalConfig:  # noqa: ANN401
     """Settings of kvp eval that a program's config shares with it, and others."""
     shared = {item.name for item in fields(EvalConfig)} & {item.name for item in fields(config)}
     values = {name: getattr(config, name) for name in shared}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from kvp.data.tasks import expand_tasks, find_task
 from kvp.errors import UsageError
 from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED, UNIFORM, check_methods
 from kvp.plugins import OptionalParts
-from kvp.program.settings import ProtectionConfig
 from kvp.ranking import UNPROTECTED, Allocator, AllocatorParts, Protection, kept_tokens
 from kvp.scoring import Scorer
 from policies import load_policy, make_allocator, make_scorer, split_method
@@ -27,9 +26,6 @@ from policies.controls import Random
 from policies.learned import LearnedScorer
 from policies.registry import ALLOCATORS, NULLS, SCORERS, Specification, make_method
 from policies.sources import INDEX
-
-PROTECTIONS = {"both": (True, False), "on": (True,), "off": (False,)}
-"""Values of `--protection`: whether first and last tokens are always kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,28 +74,31 @@ class Method(MethodSetting):
         return self.self_sized or self.tokens(cached) < cached
 
 
-MethodArgument = str | Scorer | type[Scorer] | tuple[Scorer | type[Scorer], Allocator]
+MethodArgument = str | Scorer | type[Scorer] | tuple[Scorer | type[Scorer], Allocator | None]
+NameOrObjects = str | tuple[Scorer, Allocator | None]
 
 
-def _sides(
-    method: MethodArgument, made: dict[int, Any]
-) -> tuple[str | Scorer, str | Allocator | None]:
-    """Scorer and allocator of a method; a name stays a name, a class is one object of `made`."""
-    if isinstance(method, str):
-        return split_method(method)
-    scorer, allocator = method if isinstance(method, tuple) else (method, None)
-    if id(scorer) not in made:
-        made[id(scorer)] = make_scorer(scorer)
-    if allocator is not None and id(allocator) not in made:
-        made[id(allocator)] = make_allocator(allocator)
-    return made[id(scorer)], made.get(id(allocator))
+def make_objects(methods: Sequence[MethodArgument]) -> list[NameOrObjects]:
+    """Scorer and allocator of each method, one object for all uses of a class; names stay names."""
+    made: dict[int, Any] = {}
+
+    def make(side: object, maker: Callable[[Any], object]) -> Any:  # noqa: ANN401
+        if side is not None and id(side) not in made:
+            made[id(side)] = maker(side)
+        return made.get(id(side))
+
+    pairs = (one if isinstance(one, str | tuple) else (one, None) for one in methods)
+    return [
+        one if isinstance(one, str) else (make(one[0], make_scorer), make(one[1], make_allocator))
+        for one in pairs
+    ]
 
 
-def recorded_spec(method: MethodArgument, made: dict[int, Any]) -> str:
-    """How the settings of a run record a method; `made` as for `build_methods`."""
+def recorded_spec(method: NameOrObjects) -> str:
+    """How the settings of a run record a method."""
     if isinstance(method, str):
         return method
-    return "+".join(getattr(side, "name", "") for side in _sides(method, made) if side is not None)
+    return "+".join(side.name for side in method if side is not None)
 
 
 def _tuned_path(method: MethodArgument) -> str | None:
@@ -112,32 +111,25 @@ def _tuned_path(method: MethodArgument) -> str | None:
     return path.strip()
 
 
-def protected_tokens(config: ProtectionConfig) -> Protection:
-    """What protection keeps of each prompt."""
-    return Protection(sinks=config.sinks, recents=config.recents)
-
-
 def build_methods(
     methods: Sequence[MethodArgument], *, allocators: Sequence[str] = (UNIFORM,),
-    policies: Sequence[str] = (), seed: int = 0, made: dict[int, Any] | None = None,
+    policies: Sequence[str] = (), seed: int = 0,
 ) -> tuple[Method, ...]:  # fmt: skip
     """Methods of a run, in the order given; two spellings of one method count once.
 
     `methods` are `full`, SCORER, SCORER+ALLOCATOR, `nulls` (`NULLS`), `tuned:FILE`, or objects and
     classes of scorers, with an allocator as a pair; `allocators` are for those that name none,
-    `policies` for `kvp` (`policy_sources`), `seed` for random ones. `made` is filled with the
-    object of each class, by its id. Raises UsageError on what is unknown, does not go together or
-    shares a name, PolicyError on a damaged policy.
+    `policies` for `kvp` (`policy_sources`), `seed` for random ones. Raises UsageError on
+    what is unknown, does not go together or shares a name, PolicyError on a damaged policy.
     """
     built: list[Method] = []
-    made = {} if made is None else made
-    for method in methods:
+    for method in make_objects(methods):
         if (path := _tuned_path(method)) is not None:
             settings = load_settings(path)
             _refuse_unnamed(settings, str(method), [*methods, *allocators])
             built += _tuned_methods(settings, policies, seed)
             continue
-        scorer, allocator = _sides(method, made)
+        scorer, allocator = split_method(method) if isinstance(method, str) else method
         if scorer == FULL:
             if allocator is not None:
                 raise UsageError(f"--methods {method}: the full cache has no allocator")
@@ -229,11 +221,11 @@ def with_allocator(method: Method, spec: str | Allocator) -> Method:
         _, allocator = make_method(method.scorer, make_allocator(written or spec))
     except UsageError as error:
         raise UsageError(f"--methods, --allocators: {error}") from None
-    used = None if allocator.name == UNIFORM else allocator
-    named = replace(
-        method, allocator=allocator.name, self_sized=AllocatorParts(allocator).self_sized
-    )
-    return replace(named, allocator_object=used, written_allocator=written)
+    return replace(
+        method, allocator=allocator.name, self_sized=AllocatorParts(allocator).self_sized,
+        written_allocator=written,
+        allocator_object=None if allocator.name == UNIFORM else allocator,
+    )  # fmt: skip
 
 
 def registered_method(spec: str, seed: int) -> Method:

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.config import EvalConfig
-from eval.evaluate import Prompt
-from eval.methods import PROTECTIONS, Method, build_methods, protected_tokens
-from eval.results.record_names import QUERY_AGNOSTIC, READABLE_PROMPTS
+from eval.config import PROTECTIONS, EvalConfig
+from eval.methods import Method, build_methods
+from eval.prompts import Prompt, load_prompts
+from eval.results.record_names import QUERY_AGNOSTIC
 from eval.results.records import group_by
 from eval.results.tuned_settings import SHARED, TunedSettings
 from kvp.artifacts.files import raising_as
 from kvp.budgets import Budget
-from kvp.data.encode import encode, evidence_tokens
-from kvp.data.splits import ALL
-from kvp.data.task import NoPromptError, TaskSettings
-from kvp.data.tasks import TASKS_BY_FLAG, build_samples, expand_tasks, find_task, is_built_in
+from kvp.data.task import TaskSettings
+from kvp.data.tasks import expand_tasks
 from kvp.data.tasks.rows import TEXT
 from kvp.devices import torch_device
 from kvp.errors import UsageError
@@ -33,6 +31,7 @@ from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import load_configured_tokenizer
 from kvp.hf.model_config import context_limit
 from kvp.names import TUNED, plain_name
+from kvp.program.settings import ProtectionConfig
 from kvp.ranking import UNPROTECTED, Protection, check_geometry
 
 
@@ -58,8 +57,6 @@ class PreparedRun:
 
     geometry: Geometry
     methods: Sequence[Method]
-    tuned: Sequence[TunedSettings]
-    """The settings files that methods come from."""
     prompts: Sequence[Prompt]
     work: Sequence[Evaluation]
     notes: Sequence[str]
@@ -75,8 +72,7 @@ def prepare(
     Notes on budgets are only made where they are not `default_budgets`.
     """
     expand_tasks(config.task_list)
-    tuned = list(dict.fromkeys(method.tuned for method in methods if method.tuned))
-    tuning = check_tuning(config, tuned)
+    tuning = check_tuning(config, dict.fromkeys(one.tuned for one in methods if one.tuned))
     geometry, tokenizer, positions = read_model(config, methods, loaded)
     settings = TaskSettings.of(config, count=config.prompts)
     prompts, notes = load_prompts(settings, tokenizer, positions)
@@ -85,16 +81,16 @@ def prepare(
     if config.budgets == default_budgets:  # nobody named them
         small = []
     return PreparedRun(
-        geometry=geometry, methods=methods, tuned=tuned, prompts=prompts, work=work,
+        geometry=geometry, methods=methods, prompts=prompts, work=work,
         notes=list(dict.fromkeys([*notes, *tuning, *small])),
     )  # fmt: skip
 
 
-def build_run_methods(config: EvalConfig, made: dict[int, Any] | None = None) -> tuple[Method, ...]:
-    """Methods of a run; `made` and errors as for `build_methods`."""
+def build_run_methods(config: EvalConfig) -> tuple[Method, ...]:
+    """Methods of a run; errors as for `build_methods`."""
     return build_methods(
         config.method_list, allocators=config.allocator_list, policies=config.policy_list,
-        seed=config.seed, made=made,
+        seed=config.seed,
     )  # fmt: skip
 
 
@@ -113,100 +109,6 @@ def read_model(
         check_geometry(method.scorer, geometry, method.allocator_object)
     tokenizer = load_configured_tokenizer(config, loaded.tokenizer if loaded else None)
     return geometry, tokenizer, context_limit(model_config)
-
-
-def load_prompts(
-    settings: TaskSettings, tokenizer: PreTrainedTokenizerBase, positions: int | None = None
-) -> tuple[list[Prompt], list[str]]:
-    """Prompts of all tasks, and notes on what is missing: tasks of a group that do not fit into
-    `--length` or have no file, rows that were skipped, fewer prompts than requested.
-
-    `positions` is how many tokens the model can hold. Raises UsageError where `--length` is more,
-    where a task that was named does not fit, or none does.
-    """
-    if positions is not None and settings.length > positions:
-        raise UsageError(
-            f"--length {settings.length}: the model has {positions} positions; lower it"
-        )
-    names = expand_tasks(settings.tasks)
-    _check_flags(settings, names)
-    prompts, notes = list[Prompt](), list[str]()
-    left_out: dict[str, list[str]] = {}
-    for name in names:
-        try:
-            made, more = load_task_prompts(name, settings, tokenizer)
-        except NoPromptError as error:
-            if name in settings.tasks:
-                raise
-            left_out.setdefault(error.reason, []).append(name)
-            continue
-        prompts += made
-        notes += more
-    for reason, tasks in left_out.items():
-        notes.append(f"{', '.join(tasks)} {'is' if len(tasks) == 1 else 'are'} left out: {reason}")
-    if TEXT in names:
-        notes.append(
-            f"text: there is no question, so both protocols are the same; run as {QUERY_AGNOSTIC}"
-        )
-    if not prompts:
-        raise UsageError("; ".join(notes))
-    forced = [len(one.encoded.ids) + len(one.reply) for one in prompts if one.teacher_forced]
-    if positions is not None and max(forced, default=0) > positions:
-        raise UsageError(
-            f"--length {settings.length}: a prompt with its given reply has {max(forced)} tokens, "
-            f"the model {positions} positions; lower it"
-        )
-    return prompts, list(dict.fromkeys(notes))
-
-
-def _check_flags(settings: TaskSettings, names: Sequence[str]) -> None:
-    """Raise UsageError on a flag that no requested task reads; a user's own task may read any."""
-    all_built_in = all(is_built_in(find_task(name)) for name in names)
-    for flag, readers in TASKS_BY_FLAG.items() if all_built_in else ():
-        if getattr(settings, flag) is not None and set(names).isdisjoint(readers):
-            task = readers[-1]
-            raise UsageError(f"--{flag} is what the task {task} reads: give --tasks {task}, too")
-    given = settings.chat or settings.text or settings.data
-    if settings.tree_paths == "all" and given is None:
-        raise UsageError("--tree_paths chooses from rows: give --data, --chat or --text, too")
-
-
-def load_task_prompts(
-    name: str, settings: TaskSettings, tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[Prompt], list[str]]:
-    """The first `settings.count` samples of a task, encoded, and notes on them.
-
-    With the measure `perplexity` all are measured by their replies. A longer run begins with the
-    same prompts. Raises UsageError where a task has none, or a sample that is measured by its reply
-    has no reply.
-    """
-    samples = build_samples(name, settings, tokenizer)
-    task = find_task(name)
-    prompts = []
-    seen: Counter[str] = Counter()
-    for sample in samples:
-        if settings.measure == "perplexity":
-            sample = replace(sample, metric="none")
-        encoded = encode(sample, tokenizer)
-        if sample.metric == "none" and not encoded.reply_ids:
-            raise UsageError(f"--tasks {name}: sample {sample.id} has no reply to measure")
-        prompts.append(
-            Prompt(
-                task=sample.task, requested_as=name, sample=sample, encoded=encoded,
-                scored_by=task.score, evidence=evidence_tokens(sample, encoded, tokenizer),
-                readable=seen[sample.task] < READABLE_PROMPTS,
-            )
-        )  # fmt: skip
-        seen[sample.task] += 1
-    notes = list(getattr(samples, "notes", ()))
-    if not prompts:
-        few = ": give it rows that fit, longer texts or another --length" if settings.data else ""
-        few += ", or --split all" if few and settings.split != ALL else ""
-        nothing = f"--tasks {name}: it has nothing for the {settings.split} split{few}"
-        raise UsageError("; ".join([*notes, nothing]))
-    if len(prompts) < settings.count:
-        notes.insert(0, f"{name}: only {len(prompts)} of the {settings.count} requested prompts")
-    return prompts, notes
 
 
 def _check_names(model: str, methods: Sequence[Method], prompts: Sequence[Prompt]) -> None:
@@ -295,6 +197,11 @@ def plan_methods(
             if not (flag and budget in small)
         ]
     return planned, notes
+
+
+def protected_tokens(config: ProtectionConfig) -> Protection:
+    """What protection keeps of each prompt."""
+    return Protection(sinks=config.sinks, recents=config.recents)
 
 
 def too_small(lengths: Iterable[int], budget: Budget, protected: Protection) -> list[int]:

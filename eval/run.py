@@ -21,8 +21,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.evaluate import Runner, evaluate_together
-from eval.methods import Method, file_digests, policies_of, recorded_spec
+from eval.methods import Method, file_digests, make_objects, policies_of, recorded_spec
 from eval.output_folder import input_digests, open_folder, write_manifest
 from eval.policy_arguments import find_trained_tasks
 from eval.prepared_run import LoadedModel, PreparedRun, build_run_methods, prepare
@@ -33,8 +32,9 @@ from eval.results.parts import PARTS, RecordParts, results_folder
 from eval.results.record_names import MANIFEST, ROWS, TIMING
 from eval.results.records import RECORDS, TIMING_KEY, Record, RecordFile, group_by, merge_records
 from eval.results.sealing import seal
+from eval.runner import Runner, evaluate_together
 from eval.timing import timing_records
-from eval.work import WorkPieces, evaluate_all, evaluation_progress, load_runner
+from eval.work import WorkPieces, evaluate_missing, evaluation_progress, load_runner
 from kvp.artifacts.addresses import ObjectPath, files_below, place
 from kvp.artifacts.claim import OutputFolder
 from kvp.data.splits import ALL
@@ -70,10 +70,9 @@ def run(
     if temporary and config.engine == "local":  # a launcher's processes have a folder each
         device = device_of_rank(config.device, config.worker)
         config = replace(config, device=device, rank=0, world_size=1)
-    made: dict[int, Any] = {}
-    methods = build_run_methods(config, made)
-    recorded = [recorded_spec(method, made) for method in config.method_list]
-    config = replace(config, methods=",".join(recorded))
+    given = make_objects(config.method_list)
+    methods = build_run_methods(replace(config, methods=given))
+    config = replace(config, methods=",".join(map(recorded_spec, given)))
     if config.dry_run:
         prepared = _prepare(config, methods, loaded)
         return measure_dry_run(load_runner(config, prepared.methods, loaded), prepared)
@@ -168,7 +167,7 @@ def _write_plan(
     write_manifest(
         output, config, digests, [*prepared.notes, *notes], model_digest=runner.identify_model(),
         layers=prepared.geometry.layer_indices, planned=planned_rows(prepared), trained=trained,
-        tuned=prepared.tuned,
+        tuned=[method.tuned for method in prepared.methods if method.tuned],
     )  # fmt: skip
 
 
@@ -179,7 +178,7 @@ def _evaluate_rows(
     path = output.path  # with parts where workers write them, or have left them
     parts = output.shared or isinstance(path, ObjectPath) or (path / PARTS).is_dir()
     rows = RecordParts(path) if parts else RecordFile(output.local / ROWS)
-    evaluate_all(runner, prepared, rows, runner.config.worker)
+    evaluate_missing(runner, prepared, rows, runner.config.worker)
     if isinstance(rows, RecordParts):
         rows.refresh()
         if undone := WorkPieces(runner.config, prepared, rows).undone():

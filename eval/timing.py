@@ -16,14 +16,15 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from eval import evaluate
 from eval.methods import Method
+from eval.prompts import Prompt
 from eval.results.records import Record
+from eval.runner import Runner, measure_future_attention, select_for_methods, tokens_per_head
 from kvp.hf import EvictingCache, Prefill
 from kvp.hf.decoding import next_logits
 from kvp.hf.shrink import gather
 from kvp.progress import Progress
-from kvp.scoring import Needs, needs_of
+from kvp.scoring import ALL_QUERIES, Needs, needs_of
 
 DECODED_TOKENS = 8
 """Decode steps timed per record; their median is reported."""
@@ -31,15 +32,12 @@ SECONDS, FLOPS = (
     (f"prefill_{of}", f"evict_{of}", f"decode_{of}_per_token") for of in ("seconds", "flops")
 )
 """Fields of a record: what the three stages of a request take."""
-Meter = Callable[[evaluate.Runner], AbstractContextManager[list[float]]]
+Meter = Callable[[Runner], AbstractContextManager[list[float]]]
 """A context around a piece of work; the list then holds what the work took."""
 
 
 def timing_records(
-    runner: evaluate.Runner,
-    prompts: Sequence[evaluate.Prompt],
-    protocol: str,
-    methods: Sequence[Method],
+    runner: Runner, prompts: Sequence[Prompt], protocol: str, methods: Sequence[Method]
 ) -> list[Record]:
     """One record per method: the (lower) median over the prompts of everything measured.
 
@@ -72,7 +70,7 @@ def timing_records(
 
 @torch.inference_mode()
 def _measure_prompt(
-    runner: evaluate.Runner, prompt: evaluate.Prompt, protocol: str, methods: Sequence[Method],
+    runner: Runner, prompt: Prompt, protocol: str, methods: Sequence[Method],
     meter: Meter, fields: Sequence[str],
 ) -> list[dict[str, float]]:  # fmt: skip
     """What every method takes; `fields` name what the meter measures of the stages."""
@@ -85,9 +83,8 @@ def _measure_prompt(
     for method in methods:
         needs = needs_of(method.scorer) if method.scorer else Needs()
         if needs.future and future is None:
-            future = evaluate.measure_future_attention(
-                runner, prompt, evaluate.run_prefix(runner, prompt, protocol)
-            )
+            whole = runner.prefill(prompt, protocol, Needs(queries=ALL_QUERIES))
+            future = measure_future_attention(runner, prompt, whole)
         recorded = needs.queries, needs.hidden_after, needs.every_state
         if recorded not in prefills:
             with meter(runner) as took:
@@ -97,11 +94,11 @@ def _measure_prompt(
         with meter(runner) as took:
             # Anew for every method, so that its time includes the extra passes that it needs.
             fresh = seen.with_inputs(runner.model, before, runner.tokenizer)
-            ((_, kept),) = evaluate.select_for_methods(fresh, [method], future)
+            ((_, kept),) = select_for_methods(fresh, [method], future)
             cache = gather(seen, [kept])
         sizes = {
             "prompt_tokens": prompt.encoded.prompt_length,
-            "kept_tokens": evaluate.tokens_per_head(kept),
+            "kept_tokens": tokens_per_head(kept),
             "cache_bytes": cache.nbytes,
         }
         decode = _decode(runner, cache, ids[cached:], cached, meter)
@@ -110,7 +107,7 @@ def _measure_prompt(
 
 
 def _decode(
-    runner: evaluate.Runner, cache: EvictingCache, feed: Tensor, position: int, meter: Meter
+    runner: Runner, cache: EvictingCache, feed: Tensor, position: int, meter: Meter
 ) -> float:
     tokens = feed[None]
     steps = []
@@ -124,7 +121,7 @@ def _decode(
 
 
 @contextmanager
-def _timed(runner: evaluate.Runner) -> Iterator[list[float]]:
+def _timed(runner: Runner) -> Iterator[list[float]]:
     def now() -> float:
         if runner.model.device.type == "cuda":
             torch.cuda.synchronize(runner.model.device)
@@ -137,7 +134,7 @@ def _timed(runner: evaluate.Runner) -> Iterator[list[float]]:
 
 
 @contextmanager
-def _count_flops(_: evaluate.Runner) -> Iterator[list[float]]:
+def _count_flops(_: Runner) -> Iterator[list[float]]:
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     took: list[float] = []
     with FlopCounterMode(display=False, custom_mapping={attention: _attention_flops}) as counter:

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 import torch
 
 from eval.config import EvalConfig
-from eval.evaluate import Runner, evaluate_together, identify
 from eval.methods import Method
 from eval.prepared_run import Evaluation, LoadedModel, PreparedRun
 from eval.results.records import RecordFile, group_by, key_of
+from eval.runner import Runner, evaluate_together, identify
 from kvp.devices import device_of_rank
 from kvp.errors import ResultsError
 from kvp.hf.loading import load_configured_model, load_configured_tokenizer
@@ -43,7 +43,7 @@ def load_runner(
     return Runner(model=model, tokenizer=tokenizer, config=config)
 
 
-def evaluate_all(
+def evaluate_missing(
     runner: Runner, prepared: PreparedRun, file: RecordFile, rank: Rank = ALONE,
     text: str = "evaluating",
 ) -> None:  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from eval.config import EvalConfig, EvaluationConfig, check_flag, evaluation_of
+from eval.config import EvalConfig, SharedConfig, check_flag, make_eval_config
 from eval.results.record_names import QUERY_AWARE, Protocol
 from kvp import names as known_names
 from kvp.budgets import Budget, parse_budget
@@ -15,7 +15,7 @@ from kvp.program.settings import Bounds, MemoryConfig, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvolveConfig(EvaluationConfig, MemoryConfig, RunConfig):
+class EvolveConfig(SharedConfig, MemoryConfig, RunConfig):
     """Search."""
 
     out: str
@@ -45,7 +45,7 @@ class EvolveConfig(EvaluationConfig, MemoryConfig, RunConfig):
     """Rescale every candidate to the budget, or only reward staying below it (as published)."""
 
     IDENTITY: ClassVar[tuple[str, ...]] = (
-        *EvaluationConfig.IDENTITY, "tasks", "policies", "protection", "scorer", "budget",
+        *SharedConfig.IDENTITY, "tasks", "policies", "protection", "scorer", "budget",
         "protocol", "search_prompts", "holdout", "group", "generations", "constraint",
     )  # fmt: skip
     MINIMUMS: ClassVar[Bounds] = {"search_prompts": 1, "holdout": 0, "group": 1, "generations": 1}
@@ -59,7 +59,7 @@ class EvolveConfig(EvaluationConfig, MemoryConfig, RunConfig):
     def check_names(self) -> None:
         """Raise KvpError on an unknown scorer, and as kvp eval does."""
         known_names.check_methods([self.scorer], "scorer", (LEARNED,))
-        self.evaluation.check_names()
+        self.eval_config.check_names()
 
     @property
     def target(self) -> Budget:
@@ -67,6 +67,6 @@ class EvolveConfig(EvaluationConfig, MemoryConfig, RunConfig):
         return parse_budget(self.budget)
 
     @property
-    def evaluation(self) -> EvalConfig:
+    def eval_config(self) -> EvalConfig:
         """The settings of model and scorer, as kvp eval takes them."""
-        return evaluation_of(self, methods=self.scorer)
+        return make_eval_config(self, methods=self.scorer)

@@ -21,14 +21,15 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.evaluate import Prompt, Runner, measure_outcomes
 from eval.evolve import search as evolution
 from eval.evolve.config import EvolveConfig
-from eval.methods import Method, file_digests, protected_tokens
+from eval.methods import Method, file_digests
 from eval.output_folder import input_digests
-from eval.prepared_run import build_run_methods, load_prompts, read_model
+from eval.prepared_run import build_run_methods, protected_tokens, read_model
+from eval.prompts import Prompt, load_prompts
 from eval.results.sealing import describe_changes, seal
 from eval.results.stats import Floats, paired_difference
+from eval.runner import Runner, measure_outcomes
 from eval.work import load_runner
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.files import digest_json, raising_as
@@ -107,7 +108,7 @@ class PromptSet:
 
 def run(config: EvolveConfig) -> None:
     """Run kvp evolve; raises KvpError on anything the user can mend."""
-    method, scorer = _method(config.evaluation)
+    method, scorer = _method(config.eval_config)
     identity = {**config.identity(), "input_files": input_digests(config)}
     if digests := file_digests(split_list(config.policies), [method], config.task_list):
         identity["policies"] = digests
@@ -128,7 +129,7 @@ def _search(
     scorer: Scorer,
 ) -> None:  # fmt: skip
     folder = output.local
-    geometry, tokenizer, positions = read_model(config.evaluation, [method])
+    geometry, tokenizer, positions = read_model(config.eval_config, [method])
     phase("preparing prompts")
     search_prompts, held_out = split_prompts(
         TaskSettings.of(config), tokenizer, positions,
@@ -137,7 +138,7 @@ def _search(
     protection = protected_tokens(config) if config.protection == "on" else UNPROTECTED
     cached = [prompt.cached_tokens(config.protocol) for prompt in search_prompts]
     plan = plan_search(config, geometry.layers, protection, cached)
-    runner = load_runner(config.evaluation, [method])
+    runner = load_runner(config.eval_config, [method])
     phase(f"searching on {len(search_prompts)} prompts, {len(held_out)} held out")
     identity = {**identity, "model_digest": runner.identify_model()}
     manifest = run_manifest(identity, seed=config.seed)

@@ -1,17 +1,16 @@
 """Search for budgets per layer by CMA-ES (EvolKV, algorithm 1), one group of layers at a time.
 
-The search needs no model: `evaluate` maps schemes (token counts per layer) to task scores. Every
-layer starts at the mean budget c. Groups follow each other from the first layer to the last. In a
-group of n layers CMA-ES samples x in [0, 1]^n, which gives k = c reach^(x - 1/2) tokens; the other
-layers stay at the best weights so far. With `project` the whole scheme is rescaled to the exact
-total (largest remainders) before it is evaluated, so that budget also moves between groups; with
-`soft` k itself is evaluated, and only the fitness limits the size. Equal schemes are evaluated
+The search needs no model: `score_schemes` maps schemes (token counts per layer) to task scores.
+Every layer starts at the mean budget c. Groups follow each other from the first layer to the last.
+In a group of n layers CMA-ES samples x in [0, 1]^n, which gives k = c reach^(x - 1/2) tokens; the
+other layers stay at the best weights so far. With `project` the whole scheme is rescaled to the
+exact total (largest remainders) before it is evaluated, so that budget also moves between groups;
+with `soft` k itself is evaluated, and only the fitness limits the size. Equal schemes are evaluated
 once. Differences to the paper: projection by default, and ceil(L / n) groups as in its algorithm
 (its text says floor).
 
-The journal of a search, search.jsonl, has one JSON line per generation, appended and flushed as it
-ends. A resumed search draws the same candidates from the same seed and takes their scores from
-there; nothing is unpickled.
+A resumed search draws the same candidates from the same seed and takes their scores from its
+journal, search.jsonl, which has one JSON line per generation; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class Journal:
 
 Scheme = tuple[int, ...]
 """Tokens per KV head of each layer, [L]."""
-Evaluate = Callable[[Sequence[Scheme]], Sequence[float]]
+ScoreSchemes = Callable[[Sequence[Scheme]], Sequence[float]]
 """From schemes to their mean task scores, 0 to 1."""
 
 UNIFORM_GROUP = -1
@@ -191,7 +190,7 @@ def layer_groups(layers: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, layers)) for start in range(0, layers, size)]
 
 
-def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Candidate:
+def search(plan: SearchPlan, score_schemes: ScoreSchemes, journal: Journal) -> Candidate:
     """Run a search, or continue that of the journal, for the fittest scheme.
 
     Raises ResultsError where the journal is of another search.
@@ -204,7 +203,7 @@ def search(plan: SearchPlan, evaluate: Evaluate, journal: Journal) -> Candidate:
         line, entry = next(recorded, (0, None))
         if entry is None:
             new = [scheme for scheme in dict.fromkeys(schemes) if scheme not in score_of]
-            score_of.update(zip(new, evaluate(new) if new else (), strict=True))
+            score_of.update(zip(new, score_schemes(new) if new else (), strict=True))
         elif (entry.group, entry.generation, entry.schemes) == (group, generation, schemes):
             score_of.update(zip(schemes, entry.scores, strict=True))
         else:

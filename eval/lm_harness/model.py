@@ -21,8 +21,8 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eval.evaluate import rows_of_logits, select_for_methods
 from eval.lm_harness.compression import CONTEXT_FIELDS, parse_compression
+from eval.runner import rows_of_logits, select_for_methods
 from kvp.errors import UsageError
 from kvp.geometry import DtypeName
 from kvp.hf import EvictingCache, geometry_of, load_config, load_model, load_tokenizer, prefill

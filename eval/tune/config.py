@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from eval.config import EvalConfig, EvaluationConfig, evaluation_of
+from eval.config import EvalConfig, SharedConfig, make_eval_config
 from kvp.program.settings import Bounds, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneConfig(EvaluationConfig, RunConfig):
+class TuneConfig(SharedConfig, RunConfig):
     """Tuning."""
 
     out: str
@@ -38,13 +38,13 @@ class TuneConfig(EvaluationConfig, RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.evaluation  # reading it checks it
+        _ = self.eval_config  # reading it checks it
 
     def check_names(self) -> None:
         """Raise KvpError as kvp eval does."""
-        self.evaluation.check_names()
+        self.eval_config.check_names()
 
     @property
-    def evaluation(self) -> EvalConfig:
+    def eval_config(self) -> EvalConfig:
         """The settings of the measurement, as kvp eval takes them."""
-        return evaluation_of(self)
+        return make_eval_config(self)

@@ -3,9 +3,6 @@
 All methods and protocols are searched side by side: in each round one pass over the prompts, with
 the machinery of kvp eval, measures the candidates of every search. The searches depend on scores
 alone, so a run that is started again finds what was measured in rows.jsonl and goes on.
-
-The score of a setting is the mean over the budgets of the mean over the tasks of the mean over
-their prompts: of the answers' scores, or of minus the nats per token where replies are given.
 """
 
 from __future__ import annotations
@@ -17,25 +14,18 @@ from shlex import quote
 import pandas
 
 from eval.config import EvalConfig
-from eval.evaluate import Runner, identify
-from eval.methods import (
-    Method,
-    file_digests,
-    foreign_names,
-    protected_tokens,
-    refuse_namesakes,
-    with_allocator,
-)
+from eval.methods import Method, file_digests, foreign_names, refuse_namesakes, with_allocator
 from eval.output_folder import open_folder, write_manifest
-from eval.prepared_run import Evaluation, PreparedRun, prepare, too_small
+from eval.prepared_run import Evaluation, PreparedRun, prepare, protected_tokens, too_small
 from eval.results.record_names import ROWS, SETTINGS, TABLE
 from eval.results.records import RecordFile, group_by, key_of
 from eval.results.sealing import seal
 from eval.results.stats import Unit, bootstrap_mean
 from eval.results.tuned_settings import FORMAT, SHARED, ScoredSetting, TunedSettings
+from eval.runner import Runner, identify
 from eval.tune.config import TuneConfig
 from eval.tune.search import Search, SearchSpace, make_spaces, next_candidates
-from eval.work import evaluate_all, load_runner
+from eval.work import evaluate_missing, load_runner
 from kvp.artifacts.files import atomic_write_bytes, digest_json
 from kvp.artifacts.manifest import run_manifest, write_sealed_json
 from kvp.errors import UsageError
@@ -45,13 +35,13 @@ from kvp.ranking import UNPROTECTED
 
 
 class Tuning:
-    """The searches of a run, and what all their measurements share."""
+    """A run of kvp tune: a search per method and protocol, and what all measurements share."""
 
     def __init__(
         self, config: TuneConfig, prepared: PreparedRun, spaces: Sequence[SearchSpace]
     ) -> None:
         self.config, self.prepared, self.spaces = config, prepared, spaces
-        self.budgets = config.evaluation.budget_list
+        self.budgets = config.eval_config.budget_list
         self.protected = protected_tokens(config)
         self.protocols = list(dict.fromkeys(protocol for _, protocol, _ in prepared.work))
         self.searches = [Search(space=space, protocol=protocol)
@@ -98,7 +88,7 @@ class Tuning:
                 for prompt, protocol, _ in self.prepared.work if protocol in planned
             ]  # fmt: skip
             text = f"{least} of {most} settings of each method done"
-            evaluate_all(runner, replace(self.prepared, work=tuple(work)), file, text=text)
+            evaluate_missing(runner, replace(self.prepared, work=tuple(work)), file, text=text)
             for search, candidates in wanted:
                 search.trials.update({one: self.score(file, search, one) for one in candidates})
 
@@ -113,7 +103,7 @@ class Tuning:
 
     def score(self, file: RecordFile, search: Search, setting: Method) -> ScoredSetting:
         """A setting with its score, from the records of its runs on all prompts and budgets."""
-        config, space = self.config.evaluation, search.space
+        config, space = self.config.eval_config, search.space
         of_policy = group_by(self.at_budgets(search, setting), lambda run: run.policy)
         scores: dict[Hashable, dict[Unit, float]] = {
             policy: {
@@ -136,7 +126,7 @@ class Tuning:
     def outcome(self) -> TunedSettings:
         """The chosen settings, as settings.json has them."""
         config, prompts = self.config, self.prepared.prompts
-        identity = config.evaluation.identity()
+        identity = config.eval_config.identity()
         data = {
             **{name: identity[name] for name in (*SHARED, "seed")},
             "settings_per_method": config.settings_per_method,
@@ -158,18 +148,18 @@ def run(config: TuneConfig) -> TunedSettings:
         for space in spaces for method in space.seeds for allocator in space.allocators
     ]  # fmt: skip
     refuse_namesakes(methods)
-    evaluation = config.evaluation
+    eval_config = config.eval_config
     phase("preparing prompts")
-    digests = file_digests(split_list(config.policies), methods, evaluation.task_list)
-    with open_folder(evaluation, digests) as output:
-        prepared = prepare(evaluation, methods, default_budgets=TuneConfig.budgets)
+    digests = file_digests(split_list(config.policies), methods, eval_config.task_list)
+    with open_folder(eval_config, digests) as output:
+        prepared = prepare(eval_config, methods, default_budgets=TuneConfig.budgets)
         for note in prepared.notes:
             say(f"note: {note}")
         tuning = Tuning(config, prepared, spaces)
         tuning.check()
-        runner = load_runner(evaluation, methods)
+        runner = load_runner(eval_config, methods)
         model = runner.identify_model()
-        write_manifest(output, evaluation, digests, prepared.notes, model_digest=model)
+        write_manifest(output, eval_config, digests, prepared.notes, model_digest=model)
         tuning.search(runner, RecordFile(output.local / ROWS))
         settings = tuning.outcome()
         atomic_write_bytes(output.local / TABLE, csv_text(tuning.searches).encode())
@@ -178,7 +168,7 @@ def run(config: TuneConfig) -> TunedSettings:
         write_sealed_json(output.local / SETTINGS, content)
         seal(output.local)
     print_settings(settings)
-    command = next_command(str(output.path), evaluation, settings, spaces)
+    command = next_command(str(output.path), eval_config, settings, spaces)
     say(f"settings are in {output.path / SETTINGS}; to run them: {command}")
     return settings
 

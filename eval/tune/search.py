@@ -23,28 +23,23 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any
 
-from eval.methods import (
-    PROTECTIONS,
-    Method,
-    learned_methods,
-    method_of,
-    registered_method,
-    with_allocator,
-)
+from eval.config import PROTECTIONS
+from eval.methods import Method, learned_methods, method_of, registered_method, with_allocator
 from eval.results.method_setting import group_of
 from eval.results.tuned_settings import ScoredSetting, TunedMethod
 from eval.tune.config import TuneConfig
 from kvp.errors import UsageError
 from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED, Specification
 from kvp.ranking import Allocator, AllocatorParts
+from kvp.scoring import Scorer
 from policies import make_allocator, split_method
 from policies.base import Component, Grid
-from policies.registry import ALLOCATORS, FROM_OUTSIDE, NULLS, SCORERS
+from policies.registry import ALLOCATORS, NULLS, SCORERS
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """The settings that may be tried for one method, policy seeds together."""
+    """What may be tried for one method: settings, which are methods without a budget."""
 
     requested: str
     """As written in `--methods`: `snapkv(kernel=7)+ada`."""
@@ -63,13 +58,11 @@ class SearchSpace:
 
     def scorer_spec(self, setting: Method) -> str:
         """How `--methods` names a setting's scorer: `snapkv(window=16)`, `mine:Mine(step=2)`."""
-        written = self.seeds[0].written_scorer
-        if setting.scorer is None or written is None or setting.ranking == self.seeds[0].ranking:
+        if setting.ranking == self.seeds[0].ranking:
             return self.scorer
-        if written.base in (*SCORERS, *FROM_OUTSIDE):
-            return setting.scorer.name
         assert isinstance(setting.scorer, Component)  # no other scorer has settings
-        return f"{written.name}({setting.scorer.changed_options})"
+        written, made = Specification.split(self.scorer), setting.scorer
+        return made.name if written.base in SCORERS else f"{written.name}({made.changed_options})"
 
     def allocator_spec(self, setting: Method) -> str:
         """How `--allocators` names a setting's allocator: `ada(safeguard=0.1)`, `mine:Even`."""
@@ -96,7 +89,7 @@ class SearchSpace:
 def make_spaces(config: TuneConfig) -> list[SearchSpace]:
     """Spaces of `--methods`; raises UsageError on what cannot be tuned, and as `build_methods`."""
     spaces = []
-    for scorer, allocator in map(split_method, config.evaluation.method_list):
+    for scorer, allocator in map(split_method, config.eval_config.method_list):
         if scorer == FULL or scorer.startswith(f"{TUNED}:"):
             raise UsageError(f"--methods {scorer}: nothing is chosen for it; leave it out")
         for name in NULLS if scorer == ALL_NULLS else (scorer,):
@@ -106,20 +99,20 @@ def make_spaces(config: TuneConfig) -> list[SearchSpace]:
 
 def _make_space(config: TuneConfig, scorer: str, allocator: str | None) -> SearchSpace:
     if scorer == LEARNED:
-        seeds = learned_methods(config.evaluation.policy_list)
+        seeds = learned_methods(config.eval_config.policy_list)
         if len({group_of(str(one.policy), one.policy_seed) for one in seeds}) > 1:
             raise UsageError("--policies: tune policies that differ in more than their seed apart")
     else:
         seeds = [registered_method(scorer, config.seed)]
     requested = scorer if allocator is None else f"{scorer}+{allocator}"
-    specs = config.evaluation.allocator_list if allocator is None else (allocator,)
+    specs = config.eval_config.allocator_list if allocator is None else (allocator,)
     allocators = {text: make_allocator(text) for text in specs}
     if any(AllocatorParts(one).self_sized for one in allocators.values()):
         raise UsageError(
             f"--methods {requested} with {' or '.join(specs)}: what ignores the budget is not "
             "tuned; leave it out"
         )
-    grid, presets = _searched_options(seeds[0])
+    grid, presets = _searched_options(seeds[0].scorer, scorer)
     first = next(iter(allocators.values()))
     initial = [
         replace(with_allocator(one, first), protected=protected)
@@ -133,13 +126,13 @@ def _make_space(config: TuneConfig, scorer: str, allocator: str | None) -> Searc
     )  # fmt: skip
 
 
-def _searched_options(method: Method) -> tuple[Grid, list[Method]]:
-    """Values of the options that a specification leaves open (of `snapkv:paper` none), and the
+def _searched_options(scorer: Scorer | None, text: str) -> tuple[Grid, list[Method]]:
+    """Values of the options that the specification leaves open (of `snapkv:paper` none), and the
     presets to begin with, none where it has a preset or an option.
     """
-    scorer, written = method.scorer, method.written_scorer
-    if not isinstance(scorer, Component) or written is None:
+    if not isinstance(scorer, Component):
         return {}, []
+    written = Specification.split(text)
     preset = written.argument if written.base in SCORERS else None  # else the name of a class
     fixed = {*written.options, *scorer.presets.get(preset or "", {})}
     presets = () if written.options or preset else scorer.presets
@@ -149,7 +142,7 @@ def _searched_options(method: Method) -> tuple[Grid, list[Method]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The search of one method under one protocol."""
+    """One method under one protocol: what may be tried, and what was measured so far."""
 
     space: SearchSpace
     protocol: str

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from eval.config import EvalConfig
-from eval.evaluate import Runner
+from eval.runner import Runner
 from kvp.geometry import Geometry
 from kvp.hf import load_model
 from kvp.program.table import evaluate

@@ -221,6 +221,6 @@ def test_shipped_configurations_are_sound(path):
         return
     tuned = "settings_per_method" in settings
     config = (TuneConfig if tuned else EvalConfig)(out="unused", **settings)
-    config = config.evaluation if tuned else config
+    config = config.eval_config if tuned else config
     methods = [spec for spec in config.method_list if split_method(spec)[0] != "kvp"]
     assert build_methods(methods, allocators=config.allocator_list)

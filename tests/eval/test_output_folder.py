@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.config import IDENTITY_FIELDS, EvalConfig
+from eval.config import EvalConfig
 from eval.output_folder import open_folder, write_manifest
 from kvp.errors import ResultsError
 
@@ -37,7 +37,7 @@ def test_a_run_may_grow_in_its_own_folder(tmp_path):
     assert [run["config"]["prompts"] for run in manifest["earlier_runs"]] == [100]
     may_change = "dry_run rank world_size engine workers device protection policies decode_batch "
     may_change += "tasks out methods allocators budgets protocols prompts timing_prompts"
-    assert {flag.name for flag in fields(EvalConfig)} == {*IDENTITY_FIELDS, *may_change.split()}
+    assert {flag.name for flag in fields(EvalConfig)} == {*EvalConfig.IDENTITY, *may_change.split()}
     manifest = _write(larger)  # a resumed run is not a new one
     assert len(manifest["earlier_runs"]) == 1
     assert manifest["policies"] == {"seed0": "aa", "seed1": "bb"}

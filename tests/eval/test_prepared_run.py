@@ -4,7 +4,8 @@ import pytest
 
 from eval.config import EvalConfig
 from eval.methods import Method
-from eval.prepared_run import LoadedModel, build_run_methods, load_prompts, plan_methods, prepare
+from eval.prepared_run import LoadedModel, build_run_methods, plan_methods, prepare
+from eval.prompts import load_prompts
 from kvp.budgets import parse_budgets
 from kvp.errors import UsageError
 from kvp.hf import load_model, load_tokenizer

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import kvp
-from eval.evaluate import evaluate_together
 from eval.results.folder import load_results
 from eval.results.records import read_records
 from eval.run import measure_dry_run
+from eval.runner import evaluate_together
 from kvp.data.sources import data_identity
 from kvp.data.task import TaskSettings
 from kvp.errors import ModelError

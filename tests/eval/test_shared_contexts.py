@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from eval.config import EvalConfig
-from eval.evaluate import Runner, evaluate_together
 from eval.prepared_run import build_run_methods, prepare
 from eval.results.records import RecordFile, key_of, read_records
-from eval.work import by_prefill, evaluate_all
+from eval.runner import Runner, evaluate_together
+from eval.work import by_prefill, evaluate_missing
 
 CONTEXT = "The sky is blue. The grass is green. Here we go. There and back again. " * 3
 
@@ -51,7 +51,7 @@ def test_records_are_those_of_each_question_alone(runner, prepared, tmp_path, mo
     file = RecordFile(tmp_path / "rows.jsonl")
     prompt = prepared.work[0][0]  # a killed run: one question about a context of several is there
     file.append(one for one in alone.values() if one["example"] == prompt.sample.id)
-    evaluate_all(runner, prepared, file)
+    evaluate_missing(runner, prepared, file)
     together = list(read_records(file.path))
     assert len(together) == len(alone) == 5 * 2 * 5
     for record in together:

@@ -10,7 +10,7 @@ import torch
 
 import kvp
 from eval.config import EvalConfig
-from eval.prepared_run import load_prompts
+from eval.prompts import load_prompts
 from eval.results.records import read_records
 from kvp.data.metrics import METRICS, score_answer
 from kvp.data.task import TaskSettings

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from eval.config import EvalConfig
-from eval.prepared_run import load_prompts
+from eval.prompts import load_prompts
 from eval.results.records import read_records
 from kvp.data.splits import split_of
 from kvp.data.task import TaskSettings

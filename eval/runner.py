@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from numbers import Real
 from typing import Any, TypeVar
 
 import torch
@@ -20,83 +19,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
 from eval.methods import Method
-from eval.results.record_names import QUERY_AWARE
+from eval.prompts import Prompt
 from eval.results.records import Record, group_by
-from kvp.data.encode import Encoded
-from kvp.data.task import Sample
-from kvp.errors import UsageError
 from kvp.hf import EvictingCache, Prefill, observe, prefill
 from kvp.hf.decoding import decode_greedily, end_tokens, next_logits
 from kvp.hf.model_identity import model_identity, weights_digest
 from kvp.hf.shrink import all_tokens, gather
 from kvp.ops.future_attention import future_attention
-from kvp.plugins import user_errors
 from kvp.ranking import EMPTY_SLOT, Choice, score_and_select
 from kvp.scoring import ALL_QUERIES, Needs, needs_of
 
 LONGEST_TEXT = 2000
 """Longest question or given reply that a record holds, characters."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prompt:
-    """One sample, encoded."""
-
-    task: str
-    requested_as: str
-    sample: Sample
-    encoded: Encoded
-    scored_by: Callable[[Sample, str], float]
-    evidence: tuple[int, ...] = ()
-    """Tokens of the prompt that spell its answers (`kvp.data.encode`)."""
-    readable: bool = False
-    """Whether its records hold its question (`eval.results.record_names.READABLE_PROMPTS`)."""
-
-    @property
-    def teacher_forced(self) -> bool:
-        """Whether the reply is given (perplexity) rather than generated."""
-        return self.sample.metric == "none"
-
-    def cached_tokens(self, protocol: str) -> int:
-        """N, the tokens in the cache when it is compressed.
-
-        query_aware: all but the last prompt token; query_agnostic: the context, not the question.
-        """
-        if protocol == QUERY_AWARE:
-            return len(self.encoded.ids) - 1
-        return self.encoded.context_length
-
-    def fed_again(self, protocol: str) -> int:
-        """Tokens after the cached ones that scorers see: 1 where it is all that is left, else 0.
-
-        A method that has read the whole prompt has the query of its last token; so it is prefilled,
-        and fed once more after the eviction, as the first token whose attention feels it.
-        """
-        return int(self.cached_tokens(protocol) == len(self.encoded.ids) - 1)
-
-    def question_tokens(self, protocol: str) -> int:
-        """Cached tokens after the context when it is compressed: 0 if query_agnostic."""
-        return max(0, self.cached_tokens(protocol) - self.encoded.context_length)
-
-    @property
-    def ids(self) -> Tensor:
-        """[prompt tokens] int64."""
-        return torch.tensor(self.encoded.ids)
-
-    @property
-    def reply(self) -> Tensor:
-        """[reply tokens] int64."""
-        return torch.tensor(self.encoded.reply_ids)
-
-    def score(self, prediction: str) -> float:
-        """The task's score of a prediction, 0 to 1; UsageError where a user's own task fails."""
-        what = f"--tasks {self.requested_as}: its score"
-        with user_errors(self.scored_by, what):
-            score = self.scored_by(self.sample, prediction)
-        if not isinstance(score, Real) or not 0 <= score <= 1:
-            raise UsageError(f"{what} must be a number from 0 to 1, got {score!r:.60}")
-        return float(score)
-
 
 ResultT = TypeVar("ResultT")
 Outcome = tuple[ResultT, int]

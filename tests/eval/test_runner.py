@@ -10,16 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from eval.evaluate import (
-    evaluate_together,
-    measure_future_attention,
-    run_prefix,
-    select_for_methods,
-)
 from eval.evolve.config import EvolveConfig
 from eval.evolve.run import PromptSet, plan_search
 from eval.methods import build_methods
-from eval.prepared_run import load_prompts
+from eval.prompts import load_prompts
+from eval.runner import evaluate_together, measure_future_attention, run_prefix, select_for_methods
 from eval.timing import timing_records
 from kvp.budgets import parse_budget
 from kvp.data.task import TaskSettings
