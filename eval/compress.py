@@ -13,7 +13,6 @@ from warnings import catch_warnings
 from eval.compress_config import CompressConfig
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.budgets import parse_budget
-from kvp.contexts import Context
 from kvp.data.rows.files import Tally, files_of, read_rows, read_text
 from kvp.data.rows.values import RowError, text_of
 from kvp.errors import ContextError, KvpError, UsageError
@@ -38,7 +37,7 @@ def run(config: CompressConfig) -> None:
     scorer, allocator = resolve_method(ranked_by, allocator_spec)
     if config.gguf:
         require("--gguf", "gguf", "gguf")
-        from kvp.llamacpp.slots import read_gguf
+        from kvp.llamacpp.slots import read_gguf, write_slot
 
         read_gguf(config.gguf)  # refuses before anything is computed
         if config.model == type(config).model:
@@ -59,22 +58,16 @@ def run(config: CompressConfig) -> None:
         for name, text in documents.items():
             context = compress(model, tokenizer, text, scorer, budget, allocator=allocator)
             file = str(context.write(config.out))
+            slot = write_slot(context, config.gguf, config.out) if config.gguf else None
             line = {
                 "document": name, "policy": config.label, "file": file,
-                **(_write_slot(context, config.gguf, config.out) if config.gguf else {}),
+                **({"slot": slot.name} if slot else {}),
                 "tokens": context.facts.tokens, "kept": context.facts.kept,
                 "placeholders": context.placeholders,
             }  # fmt: skip
             print(json.dumps(line), flush=True)
             progress.advance(note=name)
     say(f"contexts in {config.out}: {len(documents)}")
-
-
-def _write_slot(context: Context, gguf: str, folder: str) -> dict[str, str]:
-    """As `kvp.llamacpp.slots.write_slot`; the file's name by its kind."""
-    from kvp.llamacpp.slots import write_slot
-
-    return {"slot": write_slot(context, gguf, folder).name}
 
 
 def _documents(names: str | Sequence[str]) -> Iterator[tuple[str, Text]]:
