@@ -1,8 +1,7 @@
 """What methods score under one protocol: every number, and the settings shown.
 
-Tasks that cannot tell methods apart are set apart (`sort_tasks`): the full cache fails them, or
-nothing is lost without context. An unfinished folder ranks no method. `eval.results.sentences` puts
-the numbers into words.
+Tasks that cannot tell methods apart are set apart (`sort_tasks`). An unfinished folder ranks no
+method. `eval.results.sentences` puts the numbers into words.
 """
 
 from __future__ import annotations

@@ -43,8 +43,6 @@ class Measure:
     """Number format of a difference."""
     gap_unit: str
     """Unit of a difference, in words."""
-    resolved: str
-    """The difference that the recommended number of prompts resolves, in words."""
 
     def goodness(self, estimate: Estimate) -> float:
         """What estimates are ordered by: more is better."""
@@ -55,12 +53,11 @@ MEASURES: Mapping[Kind, Measure] = {
     "accuracy": Measure(
         field="score", title="accuracy, %", scale=100, sign=1, digits=0, unit="%",
         page_format=".1f", verb="answers", gap_format="+.1f", gap_unit="points",
-        resolved="5 points",
     ),
     "perplexity": Measure(
         field="nll", title="perplexity of the given text", scale=1, sign=-1, digits=2,
         unit="", page_format=".2f", verb="has a perplexity of", gap_format="+.3f",
-        gap_unit="nats per token", resolved=f"{stats.RESOLUTION} nats per token",
+        gap_unit="nats per token",
     ),
 }  # fmt: skip
 

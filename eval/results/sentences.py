@@ -192,7 +192,8 @@ def _notes(
     if len(best.compared) > len(best.settings) - next_one:
         notes.append("The best methods were picked on these prompts, which favours them.")
     if open_ones:
-        most, apart = max(map(stats.prompts_to_resolve, open_ones)), comparison.measure.resolved
+        most, measure = max(map(stats.prompts_to_resolve, open_ones)), comparison.measure
+        apart = f"{stats.RESOLUTION * measure.scale:g} {measure.gap_unit}"
         notes.append(f"To tell differences of {apart} apart, run about {most:,} prompts in all.")
     if any(setting.protected for setting in best.settings):
         notes.append(f"{KEPT}.")

@@ -27,7 +27,7 @@ SHARED = ("model", "revision", "length", "sinks", "recents")
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredSetting:
-    """A setting and its score on the prompts of the tuning."""
+    """A setting, as settings.json names it, and its score on the prompts of the tuning."""
 
     scorer: str
     """Specification of the scorer; `kvp` for policies."""
@@ -37,7 +37,8 @@ class ScoredSetting:
     """Specification of the allocator."""
     protected: bool
     score: float
-    """Mean over budgets of the mean over tasks: 0 to 1, or minus nats per token of replies."""
+    """Mean over budgets of that over tasks of that over prompts: of the answers' scores, 0 to 1, or
+    of minus the nats per token of given replies."""
     interval: tuple[float, float]
     allocator_name: str | None = None
     """None in files of earlier versions, which knew none but kvp's own: `allocator`."""
