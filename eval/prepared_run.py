@@ -11,14 +11,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import PROTECTIONS, EvalConfig
 from eval.methods import Method, build_methods
 from eval.prompts import Prompt, load_prompts
-from eval.results.record_names import QUERY_AGNOSTIC
+from eval.results.record_names import QUERY_AGNOSTIC, ROWS
 from eval.results.records import group_by
+from eval.results.shapes import CHECKS
 from eval.results.tuned_settings import SHARED, TunedSettings
+from eval.runner import make_record
 from kvp.artifacts.files import raising_as
 from kvp.budgets import Budget
 from kvp.data.task import TaskSettings
@@ -30,7 +33,7 @@ from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import load_configured_tokenizer
 from kvp.hf.model_config import context_limit
-from kvp.names import TUNED, plain_name
+from kvp.names import TUNED
 from kvp.program.settings import ProtectionConfig
 from kvp.ranking import UNPROTECTED, Protection, check_geometry
 
@@ -43,8 +46,7 @@ class Evaluation(NamedTuple):
     methods: Sequence[Method]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadedModel:
+class LoadedModel(NamedTuple):
     """A model that a Python caller has loaded; a config describes it by name, dtype and device."""
 
     model: PreTrainedModel
@@ -76,8 +78,8 @@ def prepare(
     geometry, tokenizer, positions = read_model(config, methods, loaded)
     settings = TaskSettings.of(config, count=config.prompts)
     prompts, notes = load_prompts(settings, tokenizer, positions)
-    _check_names(config.model_name, methods, prompts)
     work, small = _plan_work(config, methods, prompts)
+    _check_records(config, prompts, work)
     if config.budgets == default_budgets:  # nobody named them
         small = []
     return PreparedRun(
@@ -111,11 +113,17 @@ def read_model(
     return geometry, tokenizer, context_limit(model_config)
 
 
-def _check_names(model: str, methods: Sequence[Method], prompts: Sequence[Prompt]) -> None:
-    """Raise UsageError on a name that results cannot hold, or that two prompts have."""
+def _check_records(
+    config: EvalConfig, prompts: Sequence[Prompt], work: Iterable[Evaluation]
+) -> None:
+    """Raise UsageError on what rows cannot hold, such as a name, and on a name of two prompts."""
+    kept = torch.empty(1, 1, 0, dtype=torch.int64)  # nothing, in a single head
     with raising_as("a run", UsageError, "cannot be recorded"):
-        for name in {model, *(one.spec for one in methods), *(one.task for one in prompts)}:
-            plain_name(name)
+        for one in {(one.prompt.task, one.protocol): one for one in work}.values():
+            tokens = one.prompt.cached_tokens(one.protocol)
+            for method in one.methods:
+                row = make_record(config, one.prompt, one.protocol, method, kept, tokens)
+                CHECKS[ROWS]({**row, "score": 0.0})
     ((task, name), count), *_ = Counter((one.task, one.sample.id) for one in prompts).most_common()
     if count > 1:
         raise UsageError(

@@ -177,7 +177,7 @@ def evaluate_together(
         results = measure_outcomes(runner, prompt, start, [kept for _, kept in compressed])
         yield [
             {
-                **_record(runner, prompt, protocol, method, kept, start.tokens),
+                **make_record(runner.config, prompt, protocol, method, kept, start.tokens),
                 "cache_bytes": nbytes,
                 **result,
                 **text,
@@ -235,13 +235,13 @@ def identify(config: EvalConfig, prompt: Prompt, protocol: str, method: Method) 
     }  # fmt: skip
 
 
-def _record(
-    runner: Runner, prompt: Prompt, protocol: str, method: Method, kept: Tensor, tokens: int
+def make_record(
+    config: EvalConfig, prompt: Prompt, protocol: str, method: Method, kept: Tensor, tokens: int
 ) -> Record:
-    """A record without its outcome; the budget may be more than the cached tokens."""
+    """A record without its outcome; the budget may be more than the `tokens` cached."""
     budget, size = method.budget, tokens_per_head(kept)
     return {
-        **identify(runner.config, prompt, protocol, method),
+        **identify(config, prompt, protocol, method),
         "budget": budget and max(budget.tokens(tokens), method.tokens(tokens)),
         "prompt_digest": prompt.sample.digest, "prompt_tokens": len(prompt.encoded.ids),
         "cached_tokens": tokens, "kept_tokens": int(size) if size.is_integer() else size,

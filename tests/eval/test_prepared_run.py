@@ -17,13 +17,13 @@ TOVA = Method(method="tova", scorer=make_scorer("tova"))
 FULL = Method(method="full")
 
 
-def _prepare(folder, loaded=False, **settings):
+def _prepare(folder, loaded=False, methods=(), **settings):
     config = EvalConfig(
         model=str(folder), out="unused", methods="full,knorm", length=300, prompts=1,
         tasks="niah_single_1", protection="both", **{"budgets": "50%", **settings},
     )  # fmt: skip
     if not loaded:
-        return prepare(config, build_run_methods(config))
+        return prepare(config, methods or build_run_methods(config))
     model, tokenizer = load_model(str(folder))
     return prepare(config, build_run_methods(config), LoadedModel(model=model, tokenizer=tokenizer))
 
@@ -43,7 +43,9 @@ def test_without_the_chat_template_prompts_are_plain_text(model_folder, loaded):
         assert text.startswith(OPENING if wanted else prepared.prompts[0].sample.text)
 
 
-def test_two_samples_of_one_id_are_refused(model_folder, monkeypatch, one_line):
+def test_what_rows_cannot_hold_is_refused(model_folder, monkeypatch, one_line):
+    with one_line(UsageError, "a run cannot be recorded (policy_seed: Input should be greater"):
+        _prepare(model_folder, methods=[Method(method="tova", policy_seed=-1, scorer=TOVA.scorer)])
     monkeypatch.setattr(
         "eval.prepared_run.load_prompts", lambda *args: (2 * load_prompts(*args)[0], [])
     )
