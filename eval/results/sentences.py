@@ -62,10 +62,10 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
 
     One line names the settings that have such a budget. The others are named by what they lose at
     the largest budget: one line for those that lose more, one for those that lose more in the mean
-    but not surely, and one for those of which there are too few prompts to tell.
+    but not surely, one for those of which there are too few prompts to tell. None for one prompt.
     """
     best, full = comparison.best, comparison.full
-    if best is None or full is None or comparison.kind != "accuracy":
+    if not best or not full or full.interval.prompts < 2 or comparison.kind != "accuracy":
         return []
     shown, lost, in_mean, unshown = (list[str]() for _ in range(4))
     specs = sorted({spec for _, spec in comparison.cells} - {SELF_SIZED, FULL}, key=budget_order)
