@@ -18,7 +18,7 @@ from kvp.budgets import Budget, parse_budgets
 from kvp.data.metrics import METRIC_NAMES
 from kvp.data.task import INPUT_FLAGS
 from kvp.errors import UsageError
-from kvp.names import LEARNED, UNIFORM, split_list
+from kvp.names import LEARNED, UNIFORM, Specification, split_list, split_method
 from kvp.program import settings as groups
 
 PROTECTIONS = {"both": (True, False), "on": (True,), "off": (False,)}
@@ -205,9 +205,8 @@ class EvalConfig(SharedConfig, groups.RunConfig, groups.WorkersConfig, groups.Dr
         named = [method for method in self.method_list if isinstance(method, str)]
         known_names.check_methods(named, "methods")
         known_names.check_allocators(self.allocator_list, "allocators")
-        scorers = [known_names.split_method(method)[0] for method in named]
-        learned = LEARNED in (known_names.Specification.split(one).base for one in scorers)
-        if learned and not self.policy_list:
+        bases = {Specification.split(split_method(method)[0]).base for method in named}
+        if LEARNED in bases and not self.policy_list:
             raise UsageError(NEEDS_POLICIES)
 
     @property

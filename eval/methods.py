@@ -75,10 +75,9 @@ class Method(MethodSetting):
 
 
 MethodArgument = str | Scorer | type[Scorer] | tuple[Scorer | type[Scorer], Allocator | None]
-NameOrObjects = str | tuple[Scorer, Allocator | None]
 
 
-def make_objects(methods: Sequence[MethodArgument]) -> list[NameOrObjects]:
+def make_objects(methods: Sequence[MethodArgument]) -> list[str | tuple[Scorer, Allocator | None]]:
     """Scorer and allocator of each method, one object for all uses of a class; names stay names."""
     made: dict[int, Any] = {}
 
@@ -92,13 +91,6 @@ def make_objects(methods: Sequence[MethodArgument]) -> list[NameOrObjects]:
         one if isinstance(one, str) else (make(one[0], make_scorer), make(one[1], make_allocator))
         for one in pairs
     ]
-
-
-def recorded_spec(method: NameOrObjects) -> str:
-    """How the settings of a run record a method."""
-    if isinstance(method, str):
-        return method
-    return "+".join(side.name for side in method if side is not None)
 
 
 def _tuned_path(method: MethodArgument) -> str | None:

@@ -21,7 +21,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.methods import Method, file_digests, make_objects, policies_of, recorded_spec
+from eval.methods import Method, file_digests, make_objects, policies_of
 from eval.output_folder import input_digests, open_folder, write_manifest
 from eval.policy_arguments import find_trained_tasks
 from eval.prepared_run import LoadedModel, PreparedRun, build_run_methods, prepare
@@ -72,7 +72,11 @@ def run(
         config = replace(config, device=device, rank=0, world_size=1)
     given = make_objects(config.method_list)
     methods = build_run_methods(replace(config, methods=given))
-    config = replace(config, methods=",".join(map(recorded_spec, given)))
+    recorded = [
+        one if isinstance(one, str) else "+".join(side.name for side in one if side is not None)
+        for one in given
+    ]
+    config = replace(config, methods=",".join(recorded))
     if config.dry_run:
         prepared = _prepare(config, methods, loaded)
         return measure_dry_run(load_runner(config, prepared.methods, loaded), prepared)

@@ -128,7 +128,6 @@ def _search(
     config: EvolveConfig, output: OutputFolder, identity: Mapping[str, Any], method: Method,
     scorer: Scorer,
 ) -> None:  # fmt: skip
-    folder = output.local
     geometry, tokenizer, positions = read_model(config.eval_config, [method])
     phase("preparing prompts")
     search_prompts, held_out = split_prompts(
@@ -144,7 +143,7 @@ def _search(
     manifest = run_manifest(identity, seed=config.seed)
     output.begin({**evolution.FORMAT.head, "identity": identity, "run": manifest, "files": {}})
 
-    journal = evolution.Journal(folder / evolution.JOURNAL)
+    journal = evolution.Journal(output.local / evolution.JOURNAL)
     searched = PromptSet(
         runner=runner, scorer=scorer, plan=plan, prompts=search_prompts, protection=protection,
         protocol=config.protocol, free_bytes=int(config.memory_gb * 1e9),
@@ -171,8 +170,8 @@ def _search(
             "sha256": digest_json([prompt.ids.tolist() for prompt in search_prompts]),
         },
     )  # fmt: skip
-    save_budgets(folder / BUDGET_FILE, budgets, manifest)
-    seal(folder)
+    save_budgets(output.local / BUDGET_FILE, budgets, manifest)
+    seal(output.local)
 
 
 def split_prompts(

@@ -92,7 +92,7 @@ def render(data: PageData) -> str:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters["packed"] = pack_text
-    shown, results = data.comparisons, data.results
+    shown = data.comparisons
     protocols = [(one, SEEN[one]) for one in dict.fromkeys(each.protocol for each in shown)]
     specs = sorted({spec for comparison in shown for spec in comparison.budgets}, key=budget_order)
     best = (comparison.best.budget for comparison in shown if comparison.best)
@@ -109,9 +109,6 @@ def render(data: PageData) -> str:
         policy="default-src 'none'; base-uri 'none'; form-action 'none'; "
         f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
         generator=GENERATOR,
-        title=f"KV-cache eviction on {results.model_name}",
-        unfinished=results.unfinished,
-        subtitles=data.measured,
         style=(web / "page.css").read_text("utf-8").strip(),
         script=script,
         protocols=[("", protocols[0][1])] if len(protocols) == 1 else [("", "both"), *protocols],
@@ -121,8 +118,7 @@ def render(data: PageData) -> str:
         drawn=drawn,
         reading=dict.fromkeys(reading) if shown else (),
         answers=pack_answers(shown),
-        facts=_facts_table(results),
-        commands=results.commands,
+        facts=_facts_table(data.results),
         csv=pandas.concat([pandas.DataFrame(), *data.numbers], ignore_index=True).to_csv(
             index=False, float_format="%.6g"
         ),

@@ -61,7 +61,6 @@ class Tuning:
                 f"--budgets {small[0]} is below the {self.protected.tokens} protected tokens for "
                 "some prompts; raise it, or use --protection off, or fewer --recents"
             )
-
         each, count = self.config.settings_per_method, sum(len(one.seeds) for one in self.spaces)
         say(
             f"{count} methods (policy seeds apart) x {each} settings x {len(self.budgets)} budgets "
