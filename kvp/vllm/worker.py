@@ -95,6 +95,7 @@ class Worker:
         self._layers: dict[int, Any] = {}
         self._layout: BlockLayout | None = None
         self._pool: HeadPool | None = None
+        self._work = Work()
         self.unread: set[int] = set()
         """Blocks that hold nothing: their requests end in an error."""
         self.saved = Saved()
@@ -120,17 +121,18 @@ class Worker:
         self._pool = pool
 
     def begin_step(self, work: Work) -> None:
-        """Tell attention which requests of the coming step are on contexts of uneven counts."""
+        """Note the work of a step; tell attention which requests are on uneven contexts."""
+        self._work = work
         set_step(Step(work.uneven, self._pool) if work.uneven and self._pool else None)
 
-    def load(self, work: Work, layers: Mapping[str, Any]) -> None:
+    def load(self, layers: Mapping[str, Any]) -> None:
         """Write the rows of all loads of this step into the blocks of every attention layer."""
         self._layers = {
             extract_layer_index(name): layer
             for name, layer in layers.items()
             if hasattr(getattr(layer, "impl", None), "do_kv_cache_update")
         }
-        for load in work.loads:
+        for load in self._work.loads:
             try:
                 if load.refused:
                     raise ContextError(load.refused)
@@ -172,9 +174,9 @@ class Worker:
             _update_cache(self._layers[index], keys, values, pool.cache, pool.slots(blocks, rows))
             done += length
 
-    def save(self, work: Work) -> None:
+    def save(self) -> None:
         """Compress the prompts that this step has read to their end."""
-        for save in work.saves:
+        for save in self._work.saves:
             try:
                 answer = self._compress(save)
             except KvpError as error:

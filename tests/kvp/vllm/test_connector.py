@@ -30,16 +30,13 @@ class Base:
     """What the connector inherits."""
 
     def __init__(self, config, role, cache):
-        self._kv_cache_manager, self.metadata, self._vllm_config = object(), None, config
-
-    def _get_connector_metadata(self):
-        return self.metadata
+        self._kv_cache_manager = object()
 
     def bind_connector_metadata(self, metadata):
-        self.metadata = metadata
+        pass
 
     def clear_connector_metadata(self):
-        self.metadata = None
+        pass
 
 
 class Backend:
@@ -80,10 +77,10 @@ def start(monkeypatch, made):
         module = ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
-    names = [f"kvp.vllm.{name}" for name in ("connector", "engine", "worker")]
+    names = [f"kvp.vllm.{name}" for name in ("connector", "scheduler", "worker", "engine")]
     for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
-    module = importlib.import_module("kvp.vllm.connector")
+    module, _, work, _ = map(importlib.import_module, names)
     for name in names:
         monkeypatch.delitem(sys.modules, name)
     config = made[0].config
@@ -108,7 +105,7 @@ def start(monkeypatch, made):
         groups = SimpleNamespace(kv_cache_groups=[0])
         sides = [module.KvpConnector(engine, role, groups) for role in vars(Role).values()]
         assert warned[-1].endswith("tried on CPUs with vLLM 0.32, not with vLLM 0.33.0 on cpu")
-        return module, *sides, logged
+        return work, *sides, logged
 
     return start
 
@@ -157,7 +154,7 @@ def schedule(connector, ids, **changes):
 
 def load(connector, work, config):
     """Load in a worker; the blocks that it could not fill."""
-    connector.metadata = work
+    connector.bind_connector_metadata(work)
     connector.start_load_kv(SimpleNamespace(no_compile_layers=layers_of(config)))
     return connector.get_block_ids_with_load_errors()
 
@@ -245,7 +242,8 @@ def test_right_contexts_are_loaded_and_finite_blocks_compressed(made, start, tmp
         (float("inf"), ids, "1.values has NaN or infinity"),
     ):
         layers["layers.1.attn"].kv_cache[:, 1] = value
-        connector.metadata = module.Work(saves=[module.Save("r", tokens, (0, 1, 2), "60%")])
+        save = module.Save("r", tokens, (0, 1, 2), "60%")
+        connector.bind_connector_metadata(module.Work(saves=[save]))
         connector.start_load_kv(SimpleNamespace(no_compile_layers=layers))
         connector.wait_for_save()
         assert expected in str(connector.build_connector_worker_meta().answers)
@@ -259,7 +257,8 @@ def test_a_policy_makes_the_same_context_wherever_it_lies(made, start, tmp_path)
     for place in ("here", "there"):
         policy = shutil.copytree(nano.path() / "policy", tmp_path / place / "policy")
         module, _, connector, _ = start(tmp_path / "contexts", f"{policy}+uniform")
-        connector.metadata = module.Work(saves=[module.Save("r", ids, (0, 1, 2), "60.0%")])
+        save = module.Save("r", ids, (0, 1, 2), "60.0%")
+        connector.bind_connector_metadata(module.Work(saves=[save]))
         connector.start_load_kv(SimpleNamespace(no_compile_layers=layers))
         connector.wait_for_save()
     (path,) = (tmp_path / "contexts").iterdir()
