@@ -68,10 +68,7 @@ def prefill_and_evict(
     kept = kept_tokens(rule.budget, cached, rule.protection)
     needs = needs_of(rule.scorer) if rule.allocator is not None or kept < cached else Needs()
     prompt = prefill(model, input_ids, needs, tokenizer=tokenizer, fed_again=fed_again)
-    shrink(
-        model, prompt, rule, padding=[0] * batch, input_ids=input_ids, tokenizer=tokenizer,
-        budgets=[kept] * batch,
-    )  # fmt: skip
+    shrink(prompt, rule, padding=[0] * batch, budgets=[kept] * batch)
     prompt.cache.ids = input_ids[:, :cached]
     return prompt.cache
 

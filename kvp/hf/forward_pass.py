@@ -205,11 +205,9 @@ class Evictor:
         counts = cache.prompt_tokens or ()
         budgets = [budget_tokens(rule.budget, tokens, rule.protection) for tokens in counts]
         if this_pass.padding is not None:
-            shrink(
-                self.model, Prefill.of(cache, this_pass.hidden), rule,
-                padding=this_pass.padding, budgets=budgets, input_ids=this_pass.input_ids,
-                tokenizer=self.tokenizer,
-            )  # fmt: skip
+            whole = Prefill.of(cache, this_pass.hidden)
+            whole = whole.with_inputs(self.model, this_pass.input_ids, self.tokenizer)
+            shrink(whole, rule, padding=this_pass.padding, budgets=budgets)
         else:
             shrink_again(cache, rule, budgets, [0] * cache.batch if this_pass.is_prompt else counts)
             cache.shrunk_at = read

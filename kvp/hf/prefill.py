@@ -81,10 +81,7 @@ class Prefill:
         )
 
     def with_inputs(
-        self,
-        model: PreTrainedModel,
-        input_ids: Tensor,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        self, model: PreTrainedModel, input_ids: Tensor, tokenizer: PreTrainedTokenizerBase | None
     ) -> Prefill:
         """The same with inputs made anew, of `input_ids` [B, T] int64."""
         recorded = self.keys, self.values, self.hidden, self.untouched
@@ -212,15 +209,15 @@ def recorded_hidden(needs: Iterable[Needs]) -> tuple[int, ...]:
 
 
 def split_batch(
-    whole: Prefill, padding: Sequence[int], model: PreTrainedModel, input_ids: Tensor,
-    tokenizer: PreTrainedTokenizerBase | None = None, *, one_by_one: bool = False,
-) -> list[tuple[slice, Prefill]]:  # fmt: skip
+    whole: Prefill, padding: Sequence[int], *, one_by_one: bool = False
+) -> list[tuple[slice, Prefill]]:
     """Split a prefilled batch into parts of the batch without padding, each with its inputs.
 
-    `padding` are the columns of left padding of each prompt, `input_ids` [B, N] includes them. One
+    `padding` are the columns of left padding of each prompt, which the inputs of `whole` have. One
     part holds the whole batch when nothing is padded, unless `one_by_one`; else one per prompt.
     """
-    together = not any(padding) and not one_by_one
+    inputs, together = whole.inputs, not any(padding) and not one_by_one
+    assert inputs is not None
     size = max(len(padding), 1) if together else 1
     parts = []
     for start in range(0, len(padding), size):
@@ -233,5 +230,6 @@ def split_batch(
             hidden=None if whole.hidden is None else whole.hidden.batch(batch, pad),
             untouched=untouched if together else copy_without_padding(untouched, start, pad),
         )
-        parts.append((batch, part.with_inputs(model, input_ids[batch, pad:], tokenizer)))
+        ids = inputs.token_ids[batch, pad:]
+        parts.append((batch, part.with_inputs(inputs.model, ids, inputs.tokenizer)))
     return parts

@@ -19,7 +19,6 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.budgets import Budget
 from kvp.errors import UsageError
@@ -58,15 +57,13 @@ class EvictionRule:
 
 
 def shrink(
-    model: PreTrainedModel, prefill: Prefill, rule: EvictionRule, *,
-    padding: Sequence[int], input_ids: Tensor, budgets: Sequence[int],
-    tokenizer: PreTrainedTokenizerBase | None = None,
-) -> None:  # fmt: skip
+    prefill: Prefill, rule: EvictionRule, *, padding: Sequence[int], budgets: Sequence[int]
+) -> None:
     """Shrink `prefill.cache` in place; a cache of which everything stays is left as it is.
 
-    `padding` are the columns of left padding of each prompt; `input_ids` [B, T] int64 include them.
-    `budgets` are tokens per KV head of each prompt. Raises UsageError when an allocator returns
-    counts that cannot be kept, and as `ScorerInputs.for_needs`.
+    `padding` are the columns of left padding of each prompt, which `prefill.inputs` have; `budgets`
+    are tokens per KV head of each prompt. Raises UsageError when an allocator returns counts that
+    cannot be kept, and as `ScorerInputs.for_needs`.
     """
     cache, columns = prefill.cache, prefill.cache.get_seq_length()
     lengths = [columns - prefill.fed_again - pad for pad in padding]
@@ -81,8 +78,7 @@ def shrink(
         return
     kept: list[Tensor] = []  # per prompt [L, H, S], counted with padding
     needs = needs_of(rule.scorer)
-    alone = needs.text > 0
-    for batch, part in split_batch(prefill, padding, model, input_ids, tokenizer, one_by_one=alone):
+    for batch, part in split_batch(prefill, padding, one_by_one=needs.text > 0):
         pad, budget = padding[batch.start], budgets[batch.start]
         chosen = [all_tokens(part)] * part.keys[0].shape[0]
         if rule.allocator is not None or budget < part.tokens:
@@ -208,7 +204,7 @@ class _LayerOfEntry:
             queries = None
             if window and self.queries is not None:
                 head_queries = self.queries[head * group : (head + size) * group]
-                queries = head_queries[None, :, max(head_queries.shape[1] - window, 0) :]
+                queries = head_queries[None, :, -window:]
             view = View(
                 layer=self.index, heads=heads, positions=positions[None], queries=queries,
                 keys=self.keys[heads].gather(1, wide)[None], budget=budget,
