@@ -267,8 +267,6 @@ class EvictingCache(Cache):
         """Forget everything: the cache is as empty as a new one."""
         self.prompt_tokens = self.begun_at = self.ids = self.recorder = None
         self.shrunk_at = 0
-        if not self.untouched:
-            self.layers.clear()
         for index in self.stored:
             self.layers[index] = EvictingLayer()
         for layer in self.untouched.values():

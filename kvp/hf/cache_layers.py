@@ -161,10 +161,8 @@ class EvictingLayer(DynamicLayer):
             real = visibility.is_real(mask, tokens)
         position_ids = options.get("position_ids")
         if position_ids is None:  # Llama 4, Granite 4: tokens are counted, padding is not
-            every = torch.ones(query.shape[0], tokens, dtype=torch.bool, device=query.device)
-            position_ids = visibility.continue_positions(
-                self.newest, every if real is None else real
-            )
+            counted = query.new_ones(query.shape[0], tokens) if real is None else real
+            position_ids = visibility.continue_positions(self.newest, counted)
             options = {**options, "position_ids": position_ids}
             if not self.is_first:
                 self.newest = position_ids[:, -1]
@@ -371,9 +369,8 @@ def gather_layer(
         torch.arange(heads, device=keys.device)[None, :, None],
         indices.clamp_min(0),
     )
-    kept = positions.expand(batch, heads, tokens)[slot].masked_fill(
-        indices < 0, visibility.EMPTY
-    )  # [R, H, S]
+    kept = positions.expand(batch, heads, tokens)[slot]  # [R, H, S]
+    kept = kept.masked_fill(indices < 0, visibility.EMPTY)
     present = kept < visibility.EMPTY
     kind: type[EvictingLayer] = EvictingLayer
     more = {"positions": kept}

@@ -64,8 +64,7 @@ def describe_model(model: PreTrainedModel) -> dict[str, Any]:
     if rotary is not None:
         with restore_rope(model), suppress(ModelError):
             rotary.cosine_and_sine(torch.tensor([[0]], device=model.device))
-            rope = rotary.read_rope()
-            known["frequencies"] = rope.numbers
+            known["frequencies"] = rotary.read_rope().numbers
     dtype = str(model.dtype).removeprefix("torch.")
     return {"id": model_name(model) or type(model).__name__, "dtype": dtype, **known}
 

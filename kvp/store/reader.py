@@ -88,14 +88,10 @@ class TraceReader:
 
     def trace(self, index: int) -> Trace:
         """All of one sequence. Raises StoreError as `kv`."""
-        keys, values = self.kv(index)
+        queries, keys, values = (self._read(array, index) for array in "qkv")
         labels = {name: self.label(name, index) for name in self.plan.labels}
         return Trace(
-            record=self.record(index),
-            queries=self._read("q", index),
-            keys=keys,
-            values=values,
-            labels=labels,
+            record=self.record(index), queries=queries, keys=keys, values=values, labels=labels
         )
 
     def _read(self, array: str, index: int) -> Tensor:
