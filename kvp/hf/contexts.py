@@ -74,12 +74,11 @@ def compress(
     check_context_model(inner)
     ids, asked = context_ids(text, tokenizer), parse_budget(budget)
     check_length(len(ids), context_limit(inner.config))
-    choice, facts = plan_context(scorer, asked, len(ids), protection, allocator)
+    plan, facts = plan_context(scorer, asked, len(ids), protection, allocator)
     feed = torch.tensor([ids], device=model.device)
     cache = prefill_and_evict(
-        model, feed, scorer, choice.budget, protection,
-        allocator=choice.allocator, tokenizer=tokenizer,
-    )  # fmt: skip
+        model, feed, scorer, plan.budget, protection, allocator=plan.allocator, tokenizer=tokenizer
+    )
     return context_of(cache, model, tokenizer, ids, **facts)
 
 
@@ -102,12 +101,10 @@ def context_of(
     layers = [*cache.stored.values()]
     if any(layer.batch != 1 for layer in layers):
         raise UsageError("a context is of one row: compress one at a time")
-    stored = [(*layer.slots, layer.positions < EMPTY) for layer in layers]
-    return pack_context(
-        [[part[0] for part in layer] for layer in stored],
-        torch.tensor(list(token_ids), dtype=torch.int64), rope_of(inner, seen),
-        **_facts_of(inner), tokenizer=tokenizer_digest(tokenizer), **facts,
-    )  # fmt: skip
+    row = [[part[0] for part in (*layer.slots, layer.positions < EMPTY)] for layer in layers]
+    ids = torch.tensor(list(token_ids), dtype=torch.int64)
+    known = {**_facts_of(inner), "tokenizer": tokenizer_digest(tokenizer)}
+    return pack_context(row, ids, rope_of(inner, seen), **known, **facts)
 
 
 def load_context(context: Context | str | Path, model: PreTrainedModel) -> Cache:
@@ -138,11 +135,9 @@ def _uneven_cache(context: Context, devices: Sequence[torch.device]) -> Evicting
     layers, seen = [], context.facts.kept
     for layer, counts in enumerate(context.facts.counts or ()):
         positions = [torch.arange(count) * seen // count for count in counts]
-        tensors = {
-            "keys": context.keys[layer], "values": context.values[layer],
-            "positions": torch.cat(positions).int(),  # in order; true ones are not known
-            "lengths": torch.tensor([[*counts]]),
-        }  # fmt: skip
+        tensors = {"keys": context.keys[layer], "values": context.values[layer]}
+        tensors["positions"] = torch.cat(positions).int()  # in order; true ones are not known
+        tensors["lengths"] = torch.tensor([[*counts]])
         own = {name: part.to(devices[layer], copy=True) for name, part in tensors.items()}
         layers.append(RaggedLayer.of_kept(own, seen))
     return EvictingCache(layers)
@@ -166,5 +161,6 @@ def _facts_of(model: PreTrainedModel) -> dict[str, Any]:
     return {
         "model": {**describe_model(model), "norms": norms_digest(norms)},
         "geometry": geometry_of(model.config).to_dict(),
-        "vocabulary": int(config.vocab_size), "rope": rope_facts(config.rope_parameters),
-    }  # fmt: skip
+        "vocabulary": int(config.vocab_size),
+        "rope": rope_facts(config.rope_parameters),
+    }

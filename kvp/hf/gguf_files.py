@@ -152,9 +152,10 @@ def complete_config(config: PreTrainedConfig, path: str) -> None:
     theirs: Any = GGUF_CONFIG_MAPPING[name]
     read = READ | theirs.keys()
     unread = [
-        f"{name}.{field}" for field, value in fields.items()
+        f"{name}.{field}"
+        for field, value in fields.items()
         if field not in read and value != NEUTRAL.get(field, type(value)())
-    ]  # fmt: skip
+    ]
     if unread:
         raise ModelError(
             f"{path}: transformers does not compute what {', '.join(unread)} tells: name the "

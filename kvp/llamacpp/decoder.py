@@ -258,9 +258,7 @@ def _copy(queries: dict[str, np.ndarray], tensor: int, ask: bool, _: int | None)
 
 libggml.ggml_get_name.argtypes, libggml.ggml_get_name.restype = [ctypes.c_void_p], ctypes.c_char_p
 libggml.ggml_nbytes.argtypes, libggml.ggml_nbytes.restype = [ctypes.c_void_p], ctypes.c_size_t
-libggml.ggml_backend_tensor_get.argtypes = [
-    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t,
-]  # fmt: skip
+libggml.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t] * 2
 libggml.ggml_backend_tensor_get.restype = None
 
 
@@ -276,9 +274,7 @@ def _read_state(context: LlamaContext, geometry: Geometry) -> SequenceState:
     state = SequenceState.read(data[:size])
     channels = geometry.kv_heads * geometry.head_dim
     for rows in state.keys + state.values:
-        width = len(rows.data)
-        if not rows.transposed:
-            width = rows.take(np.zeros((1, 1), np.int64)).floats().shape[1]
+        width = rows.take(np.zeros((1, 1), np.int64)).floats().shape[1]
         if len(state.keys) != geometry.layers or width != channels:
             raise ContextError(
                 f"llama.cpp's cache has {len(state.keys)} layers of {width} channels, the model "

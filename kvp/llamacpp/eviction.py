@@ -309,10 +309,10 @@ def _evict_cells(
 ) -> None:  # fmt: skip
     """Keep the `keep` best cells of every head, and say so in `cells`."""
     started, positions, held = time.perf_counter(), cells.positions, cells.held
+    needs, unbroken = needs_of(scorer), cells.seen - held.floor
     views = partial(
-        decoder.views, state, needs_of(scorer),
-        tokens=tokens, positions=positions, unbroken=cells.seen - held.floor,
-    )  # fmt: skip
+        decoder.views, state, needs, tokens=tokens, positions=positions, unbroken=unbroken
+    )
     ((_, (selected,)),) = score_and_select(views, scorer, [Choice(keep, protection)])
     best = selected.numpy()
     decoder.write(state.take(best))

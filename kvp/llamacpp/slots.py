@@ -60,12 +60,10 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
                 f"{gguf} is of another model than this context: {name} {there}, not {wanted}"
             )
     interleaved = ARCHITECTURES[file.architecture].interleaved
-    state = SequenceState(
-        sequence=0, streams=1, stream=0, positions=np.arange(facts.kept, dtype=np.int32),
-        keys=tuple(_float16_rows(keys, interleaved) for keys in context.keys),
-        values=tuple(_float16_rows(values, False) for values in context.values),
-    )  # fmt: skip
-    data = state.write()
+    positions = np.arange(facts.kept, dtype=np.int32)
+    keys = tuple(_float16_rows(part, interleaved) for part in context.keys)
+    values = tuple(_float16_rows(part, False) for part in context.values)
+    data = SequenceState(0, 1, 0, positions, keys, values).write()  # sequence 0, one stream
     layers = 24 + 12 * facts.kept  # where the number of layers ends
     numbers = np.array([-1, 1, facts.kept, *context.placeholders, 0], "<i4")
     head = np.array([int.from_bytes(b"qsgg", "little"), VERSION, len(numbers)], "<i4")
@@ -92,10 +90,8 @@ def read_gguf(gguf: Path | str) -> Metadata:
 def _read_facts(file: Metadata) -> tuple[Geometry, int, str]:
     """Geometry, vocabulary and digest of the norms of a file's model."""
     layers, heads = file.fields["block_count"], file.fields["attention.head_count"]
-    size = Geometry(
-        layers=layers, query_heads=heads, head_dim=file.head_dim,
-        kv_heads=file.fields.get("attention.head_count_kv", heads),
-    )  # fmt: skip
+    kv_heads = file.fields.get("attention.head_count_kv", heads)
+    size = Geometry(layers=layers, query_heads=heads, kv_heads=kv_heads, head_dim=file.head_dim)
     norms = {"model.norm.weight": "output_norm.weight"}
     for layer in range(layers):
         theirs, own = f"model.layers.{layer}", f"blk.{layer}"

@@ -73,9 +73,10 @@ def do_with_ray(
             Path(out).mkdir(parents=True, exist_ok=True)
         phase(f"starting {size} workers of Ray")
         environment = {
-            name: value for name, value in os.environ.items()
+            name: value
+            for name, value in os.environ.items()
             if _HANDED_ON.fullmatch(name) and not name.startswith("AWS_CONTAINER_")
-        }  # fmt: skip
+        }
         # Ray's own retries may complete a task twice, for which its core ends the program.
         share = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_share)
         start = partial(share.remote, os.getcwd(), sys.argv, environment)

@@ -158,10 +158,10 @@ def run_program(name: str, argv: Sequence[str] | None = None) -> int:
         return code
 
     def run() -> None:
+        settings = load(str(program.config))
         config = parse_arguments(
-            load(str(program.config)), words,
-            prog=prog, description=program.description, examples=program.examples,
-        )  # fmt: skip
+            settings, words, prog=prog, description=program.description, examples=program.examples
+        )
         config.check_names()
         load(program.run)(config)
 
@@ -196,11 +196,8 @@ def load(name: str) -> Any:  # noqa: ANN401
 
 def _overview() -> str:
     width = max(map(len, PROGRAMS))
-    rows = []
+    rows, wrapper = [], textwrap.TextWrapper(100, "  ", " " * (width + 8))
     for name, program in PROGRAMS.items():
         line = program.description.partition(". ")[0].rstrip(".")
-        rows += textwrap.wrap(
-            f"kvp {name:<{width}}  {line}", 100,
-            initial_indent="  ", subsequent_indent=" " * (width + 8),
-        )  # fmt: skip
+        rows += wrapper.wrap(f"kvp {name:<{width}}  {line}")
     return "\n".join(["usage: kvp PROGRAM ... (each has --help)", "", *rows])

@@ -48,9 +48,8 @@ STORE = FolderKind(
 
 
 def create_metadata(
-    folder: OutputFolder, plan: StorePlan, manifest: Mapping[str, Any],
-    output_gram: Tensor | None = None,
-) -> None:  # fmt: skip
+    folder: OutputFolder, plan: StorePlan, manifest: Mapping[str, Any], output_gram: Tensor | None
+) -> None:
     """Create the manifest, which makes the directory a store, and the arrays (no data).
 
     Where the same run has left a manifest, by another worker or by a writer that was killed, what

@@ -107,12 +107,10 @@ class EngineModel:
     @property
     def facts(self) -> dict[str, Any]:
         """What `ContextFacts` say of the engine's model, whose merged weights have no digest."""
-        model = {
-            "id": Path(self._config.model).name, "weights": None, "norms": self.norms,
-            "dtype": self.dtype, "frequencies": self.rope.numbers,
-        }  # fmt: skip
-        return {"model": model, "geometry": self.geometry.to_dict(),
-                "vocabulary": self.vocabulary, "rope": self.rope_facts}  # fmt: skip
+        model: dict[str, Any] = {"id": Path(self._config.model).name, "weights": None}
+        model |= {"norms": self.norms, "dtype": self.dtype, "frequencies": self.rope.numbers}
+        facts = {"model": model, "geometry": self.geometry.to_dict()}
+        return {**facts, "vocabulary": self.vocabulary, "rope": self.rope_facts}
 
     @cached_property
     def rope(self) -> Rope:

@@ -194,25 +194,21 @@ class Worker:
         stay = stay.masked_fill(stay == EMPTY_SLOT, tokens)  # [L, H, S]
         held = torch.zeros(*stay.shape[:2], tokens + 1, dtype=torch.bool, device=stay.device)
         held = held.scatter(2, stay, value=True)[..., :tokens]
-        context = pack_context(
-            ((*rows, held[index]) for index, rows in enumerate(self._prompt(save))),
-            torch.tensor(save.token_ids), self._model.rope, tokenizer=None,
-            **self._model.facts, **facts,
-        )  # fmt: skip
+        layers = ((*rows, held[index]) for index, rows in enumerate(self._prompt(save)))
+        ids, model = torch.tensor(save.token_ids), self._model
+        context = pack_context(layers, ids, model.rope, tokenizer=None, **model.facts, **facts)
         context.write(self._folder)
         answer = {"digest": context.name, "tokens": tokens, "kept": context.facts.kept}
         return {**answer, "placeholders": context.placeholders}
 
     def _views(self, save: Save, budget: int) -> Iterator[View]:
         """A view of every layer of a prompt; UsageError as `Rope.check_turned`."""
-        for index, (keys, values) in enumerate(self._prompt(save)):
+        for index, rows in enumerate(self._prompt(save)):
+            keys, values = (part[None] for part in rows)  # [1, H, N, D]
             if index == 0:
-                self._model.rope.check_turned(keys.transpose(0, 1), save.token_ids)
-            positions = torch.arange(keys.shape[1], device=keys.device)[None]
-            yield View(
-                layer=index, keys=keys[None], values=values[None], positions=positions,
-                budget=budget,
-            )  # fmt: skip
+                self._model.rope.check_turned(keys[0].transpose(0, 1), save.token_ids)
+            positions = torch.arange(keys.shape[2], device=keys.device)[None]
+            yield View(layer=index, keys=keys, values=values, positions=positions, budget=budget)
 
     def _prompt(self, save: Save) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys and values [H, N, D] of a prompt in every layer, out of the engine's blocks."""
