@@ -50,6 +50,8 @@ def read_json(path: Place, error: type[KvpError] = StoreError) -> dict[str, Any]
 def write_sealed_json(path: Place, content: Mapping[str, Any], *, new: bool = False) -> bool:
     """`atomic_write_bytes` of a sealed JSON object."""
     text = json.dumps(files.seal_json(content), indent=1, allow_nan=False) + "\n"
+    # Innermost lists and objects, such as the numbers of a head, have one line each.
+    text = re.sub(r"[\[{][^][{}]*[]}]", lambda part: re.sub(r"\n *", " ", part[0]), text)
     return files.atomic_write_bytes(path, text.encode(), new=new)
 
 

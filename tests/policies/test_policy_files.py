@@ -69,7 +69,8 @@ def test_directory_holds_one_file_per_head_and_the_index(policy_dir):
     heads = {head_file(layer, head) for layer in range(2) for head in range(2)}
     assert names == {"policy.json", *heads}
     assert head_file(1, 0) == HEAD
-    index = json.loads((policy_dir / "policy.json").read_text())
+    index = json.loads(text := (policy_dir / "policy.json").read_text())
+    assert json.dumps(index["files"][HEAD])[1:-1] in text  # on one line
     assert set(index) == {
         "format", "format_version", "architecture", "hyperparameters", "geometry", "model", "rope",
         "weights", "files", "heads", "calibration", "training", "held_out", "sha256",
