@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from kvp.ops.attention import recent_attention
 from kvp.rope import Rope
-from kvp.training_data import INPUTS, PAPER_INPUTS, TOKEN_INPUTS
+from kvp.training_names import INPUTS, PAPER_INPUTS, TOKEN_INPUTS
 
 ARCHITECTURES = ("fourier", "paper")
 _SHORTEST_WAVELENGTH = 4.0

@@ -9,7 +9,7 @@ from kvp.data.splits import SPLITS
 from kvp.errors import UsageError
 from kvp.names import split_list
 from kvp.program import settings
-from kvp.training_data import STORED_LABELS
+from kvp.training_names import STORED_LABELS
 
 
 @dataclass(frozen=True, kw_only=True)

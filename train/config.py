@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.program.settings import Bounds, Group, MemoryConfig, RunConfig
-from kvp.training_data import NO_TRACES
+from kvp.training_names import NO_TRACES
 from train.recipe import PRESETS, PresetName, Recipe, RecipeSettings
 
 AUTO_HEADS = "auto"

@@ -16,7 +16,7 @@ from kvp.errors import UsageError
 from kvp.names import split_list
 from kvp.plugins import Registry
 from kvp.program.settings import Bounds, Group
-from kvp.training_data import INPUTS, PAPER_INPUTS, TOKEN_INPUTS
+from kvp.training_names import INPUTS, PAPER_INPUTS, TOKEN_INPUTS
 
 LABELS = Registry(
     flag="--label",

@@ -30,7 +30,7 @@ from kvp.artifacts.manifest import read_sealed_json
 from kvp.errors import StoreError
 from kvp.store.schema import FORMAT, SequenceRecord, StorePlan
 from kvp.store.shards import array_settings
-from kvp.training_data import NO_TRACES
+from kvp.training_names import NO_TRACES
 
 MANIFEST = "manifest.json"
 SEQUENCES = "sequences"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvp.artifacts.manifest import Format
 from kvp.geometry import Geometry
-from kvp.training_data import STORED_LABELS
+from kvp.training_names import STORED_LABELS
 
 FORMAT = Format("kvp-traces", 3)
 

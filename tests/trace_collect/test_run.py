@@ -11,7 +11,7 @@ from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.hf.trace import LABEL_PASSES, RecordingSettings, collect_all
 from kvp.scoring import Reconstruction
 from kvp.store import TraceReader
-from kvp.training_data import STORED_LABELS
+from kvp.training_names import STORED_LABELS
 from trace_collect.config import CollectConfig
 from trace_collect.run import plan_prompts
 

@@ -9,7 +9,7 @@ import zarr
 
 from kvp.errors import StoreError
 from kvp.store import StorePlan, TraceReader, TraceWriter
-from kvp.training_data import STORED_LABELS
+from kvp.training_names import STORED_LABELS
 
 
 @pytest.fixture(scope="module")

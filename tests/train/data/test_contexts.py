@@ -10,7 +10,7 @@ from kvp.errors import StoreError
 from kvp.scoring import score_layers
 from kvp.store import TraceReader
 from kvp.store.shards import shard_path
-from kvp.training_data import INPUTS
+from kvp.training_names import INPUTS
 from policies.learned import LearnedScorer
 from policies.ranker import HeadRankers, RankerSpec
 from recipes.cost_curves import stored_prefill

@@ -1,4 +1,4 @@
-"""What `kvp train` reads, by name: inputs of rankers, labels in trace stores. Imports no torch."""
+"""Names in training: inputs of rankers, labels in trace stores. Imports no torch."""
 
 PAPER_INPUTS = ("key", "value", "position")
 """Inputs of the paper's ranker: its position table knows nothing of the end of the cache."""
