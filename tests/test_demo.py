@@ -68,7 +68,7 @@ def demo(tmp_path_factory):
         "--prompts 1 --length 256 --budgets 25% --tasks niah_single_2 --protocols query_agnostic "
         "--methods kvp,snapkv,kvzip --settings_per_method 3",
         "eval": f"--config {configs}/eval.yaml --policies {policies} "
-        f"--out {results} --prompts 1 --length 256 --budgets 25% "
+        f"--out {results} --prompts 2 --length 256 --budgets 25% "
         "--tasks niah_single_2,chat --protocols query_agnostic "
         f"--methods full,tuned:{tuned},random --timing_prompts 1",
         "report": f"{results} --out {run}/report.html",
