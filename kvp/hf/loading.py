@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from kvp.program.settings import ModelConfig
 
 _Loaded = TypeVar("_Loaded")
+_NO_FILES = "its files are missing or empty"
 
 
 def load_model(
@@ -96,7 +97,7 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
     # has no token for a letter, or an unknown one (BERT).
     known = set(tokenizer.encode("0 a", add_special_tokens=False)) - {tokenizer.unk_token_id}
     if not known:
-        raise ModelError(f"--model {name}: no tokenizer (its files are missing or empty)")
+        raise ModelError(f"--model {name}: no tokenizer ({_NO_FILES})")
     return tokenizer
 
 
@@ -207,4 +208,5 @@ def _load(
         near = folder_meant(name, [NANO], MODEL_FILE) if here else ""
         if here and (model := Path(name).name) in (SMOLLM2, QWEN, QWEN_1_5B):
             here += f"recipes/real_models/fetch.py {model} makes models/{model}; "
-        raise ModelError(f"--model {name}{near}: no {what} ({here}{first_line(error)})") from error
+        reason = _NO_FILES if "the backend tokenizer" in str(error) else first_line(error)
+        raise ModelError(f"--model {name}{near}: no {what} ({here}{reason})") from error

@@ -105,9 +105,9 @@ def test_missing_and_damaged_parts_are_named(folder, tmp_path, monkeypatch):
     assert said in refusal("nobody/qwen2.5-7b")
     assert "no model" in refusal("not a model id!")
     without = shutil.copytree(folder, tmp_path / "without")
-    for file in without.glob("token*"):
-        file.unlink()
-    assert "no tokenizer" in refusal(str(without))
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (without / file).unlink()
+        assert "no tokenizer (its files are missing or empty)" in refusal(str(without))
     (folder / "model.safetensors").write_bytes(b"\xff" * 40)
     assert "no model weights" in refusal(str(folder))
     (folder / "model.safetensors").unlink()
