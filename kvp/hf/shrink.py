@@ -71,8 +71,8 @@ def shrink(
     least, protected = min(budgets, default=0), rule.protection.tokens
     if least < max(lengths, default=0) and 2 * protected >= least:
         warn_caller(
-            f"half or more of the {least} tokens that stay are the {protected} protected ones, "
-            f"which budget {rule.budget} keeps at least{REMEDY}"
+            f"of the {least} tokens that stay, {min(least, protected)} are the protected first and "
+            f"last ones{REMEDY}"
         )
     if rule.allocator is None and budgets == [columns - pad for pad in padding]:
         return
