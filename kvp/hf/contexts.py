@@ -110,10 +110,10 @@ def context_of(
 def load_context(context: Context | str | Path, model: PreTrainedModel) -> Cache:
     """A `DynamicCache` of the context's k tokens, which `model` goes on from at position k.
 
-    It is an `EvictingCache` where heads keep different numbers of tokens.
-    `model.generate(placeholders + question, past_key_values=cache)` feeds the question alone. Each
-    call makes a cache of its own. Raises ContextError for a damaged file, and for a context that
-    another model, another dtype or other adapters made.
+    It is an `EvictingCache` where heads keep different numbers of tokens. A call makes its own.
+    `model.generate(placeholders + question, past_key_values=cache)` feeds the question alone if
+    all placeholders are there, which nothing checks. Raises ContextError for a damaged file, and
+    for a context that another model, another dtype or other adapters made.
     """
     inner = unwrap_model(model)
     check_context_model(inner)
