@@ -36,9 +36,16 @@ def main() -> None:
     parser.add_argument("server", help="the program llama-server")
     parser.add_argument("gguf", help="the model's file")
     parser.add_argument("--policy", default="smollm2-135m-instruct-kv", help="default: %(default)s")
-    parser.add_argument("--budget", default="12.5%", help="tokens that every KV head keeps")
+    parser.add_argument(
+        "--budget", default="12.5%", help="tokens that every KV head keeps; default: %(default)s"
+    )
     parser.add_argument("--rows", help="a file of questions of your own (docs/data.md)")
-    parser.add_argument("--prompts", type=int, default=30, help="the first questions of --rows")
+    parser.add_argument(
+        "--prompts",
+        type=int,
+        default=30,
+        help="the first questions of --rows; default: %(default)s",
+    )
     given = parser.parse_args()
     if shutil.which(given.server) is None:
         raise UsageError(f"{given.server} is no program: give the path of llama-server")

@@ -41,13 +41,24 @@ from kvp.vllm.engine import policy_of
 def main() -> None:
     """Start the server, compress, ask, print, stop the server."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", default="nano", help="a folder or a hub id; nano is bundled")
     parser.add_argument(
-        "--policy", default="nano", help="reads keys and values alone; or POLICY+ALLOCATOR"
+        "--model", default="nano", help="a folder or a hub id; default: %(default)s"
     )
-    parser.add_argument("--budget", default="12.5%", help="tokens that stay of each document")
+    parser.add_argument(
+        "--policy",
+        default="nano",
+        help="reads keys and values alone; or POLICY+ALLOCATOR; default: %(default)s",
+    )
+    parser.add_argument(
+        "--budget", default="12.5%", help="tokens that stay of each document; default: %(default)s"
+    )
     parser.add_argument("--rows", help="a file of questions of your own (docs/data.md)")
-    parser.add_argument("--prompts", type=int, default=30, help="the first questions of --rows")
+    parser.add_argument(
+        "--prompts",
+        type=int,
+        default=30,
+        help="the first questions of --rows; default: %(default)s",
+    )
     given = parser.parse_args()
     model = str(nano()) if given.model == "nano" else given.model
     policy_of(given.policy, geometry_of(AutoConfig.from_pretrained(model)))
