@@ -57,13 +57,12 @@ PARTS: Sequence[Part] = (
             "A quarter of the tokens stays. Compression adds recording, extra passes, scores, "
             "choice of tokens and gathering. The model has two layers with about Qwen2.5-7B's "
             "proportions, 1,024 channels wide on the CPU and 3,584 on the GPU. Numbers are "
-            "medians, brackets the range of rounds in processor time. At 2,048 tokens on the GPU "
-            "only the order of magnitude counts. `:kvpress` means kvpress's settings. Columns "
-            "*kvpress* are kvpress itself, whose KVzip frees nothing. The network of *kvp* is as "
-            "large as the bundled policy's, that of *kvzap* as "
-            "published. †: difference of two prefills."
+            "medians of rounds. At 2,048 tokens on the GPU only the order of magnitude counts. "
+            "`:kvpress` means kvpress's settings. Columns *kvpress* are kvpress itself, whose "
+            "KVzip frees nothing. The network of *kvp* is as large as the bundled policy's, that "
+            "of *kvzap* as published. †: difference of two prefills."
         ),
-        unit="% of the prefill's {clock} time",
+        unit="% of the prefill's {clock} time; brackets: range in processor time",
         table=tables.scoring,
         cuda="--tokens 2048,16384 --width 3584 --repeats 3,3",
         quick="--tokens 96 --width 512 --layers 1 --repeats 1 --methods knorm,kvp,oracle",
