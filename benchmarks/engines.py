@@ -163,10 +163,11 @@ def measure(given: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
             prompts = [[*placeholders, *question] for placeholders in told[:fit]]
             row = {"policy": policy, "budget": budget, "kept": kept}
             cases.append((process, prompts, {**row, "compression": seconds - reading}))
-    turns = [
-        [_call(process, Engine.answer, prompts, given.tokens) for process, prompts, _ in cases]
-        for _ in range(given.rounds)
-    ]
+    turns = []
+    for number in range(given.rounds):
+        step = -1 if number % 2 else 1  # every other turn in the opposite order
+        turn = [_call(one[0], Engine.answer, one[1], given.tokens) for one in cases[::step]]
+        turns.append(turn[::step])
     return [
         {
             **row,
