@@ -122,13 +122,17 @@ class Specification:
                 raise UsageError(f"{self.base}: {part!r} is not of the form option=value")
             if option in options:
                 raise UsageError(f"{self.base}: option {option!r} is given twice")
-            if value.lower() in ("true", "false"):
-                options[option] = value.lower() == "true"
-            elif _INTEGER.fullmatch(value):
-                options[option] = int(value)
-            else:
-                options[option] = float(value) if _NUMBER.fullmatch(value) else value
+            options[option] = read_value(value)
         return options
+
+
+def read_value(text: str) -> Value:
+    """What an option's text stands for: a truth value, an integer, a number or the text itself."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else text
 
 
 def split_method(text: str) -> tuple[str, str | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from functools import cached_property
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError, did_you_mean
-from kvp.names import Value
+from kvp.names import Value, read_value
 from kvp.ranking import Request
 from kvp.scoring import Needs, View
 
@@ -64,13 +65,15 @@ class Component:
 
     def __post_init__(self) -> None:
         self.check_options(chain(self.limits, self.grid, *self.presets.values()))
-        options = {item.name: item for item in fields(self)}
-        own = (self.base_name, {name: getattr(self, name) for name in options})
         grid = [{name: value} for name, values in self.grid.items() for value in values]
         where = f"presets or grid of {type(self).__name__}"
-        for owner, settings in (own, *((where, one) for one in (*self.presets.values(), *grid))):
-            for name, value in settings.items():
-                _check_value(owner, options[name], self.limits.get(name), value)
+        for option in fields(self):
+            name, limit = option.name, self.limits.get(option.name)
+            value = _checked_value(self.base_name, option, limit, getattr(self, name))
+            object.__setattr__(self, name, value)
+            for settings in (*self.presets.values(), *grid):
+                if name in settings:
+                    _checked_value(where, option, limit, settings[name])
 
     @cached_property
     def name(self) -> str:
@@ -164,11 +167,13 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _check_value(owner: str, option: Field[Any], limit: Any, value: Any) -> None:  # noqa: ANN401
-    """Raise UsageError, which begins with `owner`, where an option cannot have a value."""
+def _checked_value(owner: str, option: Field[Any], limit: Any, value: Any) -> Any:  # noqa: ANN401
+    """The value as the option has it: 1.0 for 1 of a float, "4" for 4 where texts are to choose;
+    UsageError, which begins with `owner`, for one that it cannot have.
+    """
     default, auto = option.default, " or auto" if option.default == AUTO else ""
     if default is None and limit is None:
-        return
+        return value
     limit = 0 if limit is None else limit
     limits = tuple(limit) if isinstance(limit, Iterable) else (limit, math.inf)
     if not limits or (len(limits) != 2 and not isinstance(limits[0], str)):
@@ -176,21 +181,26 @@ def _check_value(owner: str, option: Field[Any], limit: Any, value: Any) -> None
         raise UsageError(f"{owner}: limits of {option.name} are {which}, got {limit!r}")
     if default is None or auto:  # the limit tells the type
         if value == default:
-            return
+            return value
         default = limits[0]
     if isinstance(default, bool) or isinstance(limits[0], str):
         choices = limits if isinstance(limit, Iterable) else (False, True)
-        fits = any(value == choice and type(value) is type(choice) for choice in choices)
+        given = type(value), value
+        forms = [(one, form) for one in choices for form in (one, read_value(_text(one)))]
+        made = next((one for one, form in forms if (type(form), form) == given), None)
+        fits = made is not None
         wanted = f"one of {', '.join(map(_text, choices))}"
     elif isinstance(default, int | float):
         least, largest = limits
         whole = not isinstance(default, float) and "float" not in str(option.type)
         number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-        fits = number and least <= value <= largest and value != math.inf
+        fits = number and least <= value <= largest and abs(value) <= sys.float_info.max
+        made = float(value) if fits and not whole else value
         bounds = f">= {least:g}" if largest == math.inf else f"from {least:g} to {largest:g}"
         others = " (or as limits say)" if value == default else ""
         wanted = f"{'an integer' if whole else 'a number'} {bounds}{auto}{others}"
     else:
-        return
+        return value
     if not fits:
         raise UsageError(f"{owner}: {option.name} must be {wanted}, got {value!r}")
+    return made

@@ -159,17 +159,19 @@ def test_bad_options_are_refused(method, options, message):
 
 @dataclass(frozen=True, kw_only=True)
 class Shares(BaseScorer):
-    """Has an automatic option that may be any number, and one without a limit."""
+    """Has an automatic option that may be any number, one without a limit, and texts."""
 
     base_name: ClassVar[str] = "shares"
-    limits: ClassVar = {"share": [0.0, 1.0]}
+    limits: ClassVar = {"share": [0.0, 1.0], "bits": ("4", "8")}
     share: float | str = AUTO
     offset: float = 0
+    bits: str = "8"
 
 
 def test_limit_and_annotation_tell_the_type_of_an_option():
-    assert [Shares(share=share).share for share in (AUTO, 0.5, 1)] == [AUTO, 0.5, 1]
-    assert Shares(offset=1.5).name == "shares(offset=1.5)"
+    assert repr([Shares(share=share).share for share in (AUTO, 0.5, 1)]) == "['auto', 0.5, 1.0]"
+    assert Shares(offset=1.5, bits=4).name == "shares(offset=1.5,bits=4)"
+    assert Shares(bits=4).bits == "4"  # as it is read from a specification
     with pytest.raises(UsageError, match="share must be a number from 0 to 1 or auto, got 2"):
         Shares(share=2)
     for declared, message in (
