@@ -114,7 +114,7 @@ class Request:
     floor: int
     """Minimum tokens of a head: the protected ones, at least 1."""
     sizes: Tensor | None = None
-    """[L, H] int64, the scorer's sizes (`kvp.scoring.ScorerParts`), None if it has none."""
+    """[L, H] int64, the scorer's sizes of its own scores (`ScorerParts`), None if it has none."""
 
     @property
     def total(self) -> int:
@@ -360,7 +360,7 @@ class Selection:
             scores=pooled._protected_scores,
             budget=min(budget, tokens),
             floor=max(1, min(self._protection.tokens, tokens)),
-            sizes=pooled._sizes and pooled._sizes(pooled._protected_scores),
+            sizes=self._sizes and self._sizes(self._protected_scores),
         )
         return allocated_counts(allocator, request)
 
