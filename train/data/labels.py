@@ -12,6 +12,7 @@ from torch import Tensor
 from kvp.errors import UsageError
 from kvp.ops.future_attention import future_attention, max_future_attention
 from kvp.plugins import user_errors
+from kvp.training_names import STORED_LABELS
 from train.recipe import LABELS
 
 EVALUATED = "future_attention"
@@ -33,16 +34,19 @@ class Label:
 
     from_queries: FromQueries | None = None
     stored: str | None = None
-    """Name under which `kvp collect --labels` stores it."""
+    """Name under which `kvp collect --labels` stores it, of `kvp.training_names.STORED_LABELS`."""
     other_weight: float = 1.0
-    """Weight of queries that write none of the assistant's replies (`reply_windows`); those that
-    write them have 1."""
+    """Weight, 0 to 1, of queries that write none of the assistant's replies (`reply_windows`);
+    those that write them have 1."""
 
     def __post_init__(self) -> None:
         if self.from_queries is None and self.stored is None:
             raise UsageError("a Label needs from_queries=FUNCTION, stored=NAME or both")
-        if not self.other_weight >= 0:
-            raise UsageError(f"a Label's other_weight is 0 or more, got {self.other_weight}")
+        if self.stored not in (None, *STORED_LABELS):
+            names = " or ".join(STORED_LABELS)
+            raise UsageError(f"a Label's stored is {names}, got {self.stored!r}")
+        if not 0 <= self.other_weight <= 1:
+            raise UsageError(f"a Label's other_weight is from 0 to 1, got {self.other_weight}")
 
     def importance_of(
         self, queries: Tensor, keys: Tensor, prefix_length: int, stop: int,

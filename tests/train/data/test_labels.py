@@ -38,8 +38,13 @@ def test_contexts_carry_the_importance_of_their_label(label, expected, store):
 
 
 def test_objects_that_are_no_labels_are_refused():
-    with pytest.raises(UsageError, match="needs from_queries=FUNCTION, stored=NAME or both"):
-        Label()
+    for given, message in (
+        ({}, "needs from_queries=FUNCTION, stored=NAME or both"),
+        ({"stored": "kvzpi"}, "stored is kvzip or kvzip_plus, got 'kvzpi'"),
+        ({"stored": "kvzip", "other_weight": 1.5}, "other_weight is from 0 to 1, got 1.5"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            Label(**given)
     with pytest.raises(UsageError, match="is not a train"):
         load_label("json:dumps")
     with pytest.raises(UsageError, match="--label no"):
