@@ -50,12 +50,12 @@ def _scorers(*, null: bool) -> Iterator[str]:
     for entry in SCORERS.values():
         if entry.null == null:
             reads = needs_in_words(entry().needs)
-            free = " (attention-free)" if reads == PLAIN else ""
+            free = " (attention-free)" if PLAIN in reads else ""
             yield from _component(entry, free, reads=reads)
 
 
 def needs_in_words(needs: Needs) -> str:
-    """Inputs of a scorer, in words: `last 32 queries`, `hidden states, rotary embedding`."""
+    """Inputs of a scorer, in words: `last 32 queries; the budget, scored anew for each`."""
     queries = {0: "", 1: "last query", ALL_QUERIES: "every query"}
     words = (
         "future attention" if needs.future else "",
@@ -68,7 +68,9 @@ def needs_in_words(needs: Needs) -> str:
         "where the question begins" if needs.question else "",
         "the prompt's text" if needs.text else "",
     )
-    return ", ".join(filter(None, words)) or PLAIN
+    budget = "; the budget, scored anew for each" if needs.budget else ""
+    groups = "; one layer of each group, for all of it" if needs.layer_group != 1 else ""
+    return (", ".join(filter(None, words)) or PLAIN) + budget + groups
 
 
 def _allocator_lines() -> Iterator[str]:
