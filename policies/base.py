@@ -168,9 +168,7 @@ def _text(value: object) -> str:
 
 
 def _checked_value(owner: str, option: Field[Any], limit: Any, value: Any) -> Any:  # noqa: ANN401
-    """The value as the option has it: 1.0 for 1 of a float, "4" for 4 where texts are to choose;
-    UsageError, which begins with `owner`, for one that it cannot have.
-    """
+    """The value in its option's type; UsageError, which begins with `owner`, for a bad one."""
     default, auto = option.default, " or auto" if option.default == AUTO else ""
     if default is None and limit is None:
         return value

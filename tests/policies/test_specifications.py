@@ -174,16 +174,12 @@ def test_limit_and_annotation_tell_the_type_of_an_option():
     assert Shares(bits=4).bits == "4"  # as it is read from a specification
     with pytest.raises(UsageError, match="share must be a number from 0 to 1 or auto, got 2"):
         Shares(share=2)
+    below = {"__annotations__": {"offset": float}, "offset": -1.0}
     for declared, message in (
         ({"grid": {"offset": (1, -1)}}, "presets or grid of Own: offset must be a number >= 0, g"),
         ({"limits": {"offset": (1,)}}, "shares: limits of offset are a least number, "),
+        (below, r"shares: offset must be a number >= 0 \(or as limits say\), got"),
     ):
+        own = dataclass(frozen=True, kw_only=True)(type("Own", (Shares,), declared))
         with pytest.raises(UsageError, match=f"^{message}"):
-            make_scorer(type("Own", (Shares,), declared))
-
-
-def test_a_default_below_zero_needs_limits():
-    kind = dataclass(frozen=True, kw_only=True)(type("Below", (Shares,), {
-        "__annotations__": {"offset": float}, "offset": -1.0}))  # fmt: skip
-    with pytest.raises(UsageError, match=r"offset must be a number >= 0 \(or as limits say\), got"):
-        kind()
+            make_scorer(own)
