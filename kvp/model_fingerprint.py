@@ -41,7 +41,7 @@ def same_numbers(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def rope_facts(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a model's `rope_parameters` decides about keys, without what is not set."""
+    """A model's `rope_parameters`, which decide about keys, without entries that are not set."""
     given = {name: value for name, value in parameters.items() if value is not None}
     return {"rope_type": "default", **given}
 

@@ -106,7 +106,7 @@ class View:
     """One layer's keys, values and queries at the moment of compression, without padding.
 
     Batches with padding are scored one prompt at a time, so every token of a view is real. N counts
-    all of them, also the `fed_again` last ones, which no cache keeps. Axes are in the order that
+    every token of the view here; no cache keeps the last `fed_again`. Axes are in the order that
     each field gives: B prompts, H KV heads, Q query heads (those of KV head h are h * Q / H and the
     Q / H - 1 after it), tokens oldest first, D channels. Tensors may share memory with the cache
     and are not contiguous in general: `reshape` them, not `view`, and do not write to them (which

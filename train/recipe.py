@@ -145,7 +145,7 @@ class ContextSettings(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeSettings(ObjectiveSettings, RankerSettings, OptimizerSettings, ContextSettings):
-    """What of a recipe has flags."""
+    """The settings of a recipe that have flags."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,8 +40,8 @@ _WORKING_LOGITS = 2**28
 class QueryRecorder:
     """Keeps the queries of every layer that pass through an `EvictingCache`.
 
-    They are scaled so that q . k / sqrt(D) are the model's logits (`query_scale`). Those of padding
-    are NaN; in a window they come before all others.
+    They are scaled so that q . k / sqrt(D) are the model's logits (`query_scale`). Queries of
+    padding are NaN; in a window they come before all others.
     """
 
     def __init__(self, window: int = ALL_QUERIES) -> None:
@@ -100,8 +100,8 @@ class AttendingLayer(Protocol):
     ) -> Tensor:
         """Attention of queries [B, Q, T, D] over the stored slots: [B, T, Q, D].
 
-        `mask` is what transformers' mask function made, `options` what else the model passes to its
-        attention (`position_ids`, `scaling`, `dropout`, `softcap`, `s_aux`).
+        `mask` comes from transformers' mask function. `options` are the other arguments that the
+        model gives its attention (`position_ids`, `scaling`, `dropout`, `softcap`, `s_aux`).
         """
 
 
@@ -175,8 +175,8 @@ def plain_attention(
 ) -> Tensor:
     """Attention over keys and values [B, H, S, D] as transformers computes it: [B, T, Q, D].
 
-    `mask` is a bool [B, 1, T, S], or None for causal attention of S tokens (of one: to all);
-    `options` are those of `AttendingLayer.attend`.
+    `mask` is a bool [B, 1, T, S]. None means causal attention of S tokens; one query alone sees
+    all of them. `options` are those of `AttendingLayer.attend`.
     """
     if _is_fused(options):
         attended, _ = sdpa_attention_forward(module, query, keys, values, mask, **options)

@@ -1,9 +1,9 @@
 """A transformers cache whose layers drop entries physically and still report the true length.
 
-Only layers that see every token are kvp's; all others are what transformers puts there
-(`kvp.hf.model_config`) and hold what they would hold without kvp. `get_seq_length` is the number of
-tokens seen (padding columns included, as transformers counts), so positions stay true and
-`generate` feeds exactly the new tokens; `get_mask_sizes` is what is stored.
+Layers that see every token are kvp's. All others are transformers' own (`kvp.hf.model_config`) and
+hold what they would hold without kvp. `get_seq_length` is the number of tokens seen (padding
+columns included, as transformers counts), so positions stay true and `generate` feeds exactly the
+new tokens; `get_mask_sizes` counts what is stored.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from kvp.hf.cache_layers import (
 from kvp.hf.model_config import evicted_layers
 
 PADDING, UNKNOWN = -1, -2
-"""What `EvictingCache.ids` has for columns of padding, and for tokens fed outside of blocks."""
+"""Entries of `EvictingCache.ids` for columns of padding, and for tokens fed outside of blocks."""
 
 
 class EvictingCache(Cache):
     """The layers of a model; empty until its first forward pass, like a `DynamicCache`."""
 
     def __init__(self, layers: Sequence[EvictingLayer | UntouchedLayer] = ()) -> None:
-        """Start from `layers`, or empty: kvp's own then appear when fed; `of` makes all kinds."""
+        """Take `layers`, or begin without: the first pass then adds kvp's. `of` makes all kinds."""
         super().__init__(layers=list(layers))
         self.recorder: QueryRecorder | None = None
         """Receives the queries of every forward pass while it is set."""
@@ -48,9 +48,9 @@ class EvictingCache(Cache):
         self.shrunk_at = 0
         """Tokens seen when the cache was shrunk the last time."""
         self.begun_at: int | None = None
-        """Tokens seen when a pass began, -1 in a change of all layers; None after its end."""
+        """Tokens seen when the running pass began, -1 while all layers change, else None."""
         self.ids: Tensor | None = None
-        """[B, N] int64, which tokens were read, `PADDING` or `UNKNOWN`; fewer than N columns after
+        """[B, N] int64: ids of the N tokens seen, `PADDING` or `UNKNOWN`; fewer columns after
         tokens were fed outside of `evicting`."""
 
     @classmethod
@@ -61,9 +61,9 @@ class EvictingCache(Cache):
 
     @classmethod
     def adopt(cls, cache: Cache, config: PreTrainedConfig) -> EvictingCache:
-        """`cache` itself, made an evicting one where it is an empty one of transformers.
+        """`cache` itself; an empty one of transformers becomes an evicting one.
 
-        Raises UsageError for other kinds, and for what was filled outside of `evicting`.
+        Raises UsageError for other kinds, and for a cache that was filled outside of `evicting`.
         """
         if isinstance(cache, EvictingCache) and (cache.ids is not None or not cache.evicted):
             return cache
@@ -95,10 +95,9 @@ class EvictingCache(Cache):
         """Build a cache of R entries from a prefill, each entry and head with its own kept tokens.
 
         Per layer: keys and values [1 or R, H, N, D] (one serves all R), indices int64 [R, H, S]
-        into the N tokens, whose positions are 0..N-1; -1 means no token. A layer with a -1
-        stores each head at its own length (`RaggedLayer`), any other is one dense tensor
-        (`EvictingLayer`). `seen` is the true length, N or more. `untouched` are the caches of the
-        model's other layers after the `seen` tokens, of 1 or R entries; they are copied.
+        into the N tokens, whose positions are 0..N-1; -1 means no token. `seen` is the true length,
+        N or more. `untouched` are the caches of the model's other layers after the `seen` tokens,
+        of 1 or R entries; they are copied.
         """
         layers: list[EvictingLayer] = []
         for layer_keys, layer_values, layer_indices in zip(keys, values, indices, strict=True):
@@ -111,9 +110,9 @@ class EvictingCache(Cache):
     def fork(self, n: int = 1) -> EvictingCache:
         """An independent cache that goes on from here; this one stays as it is.
 
-        With `n` above 1 every entry of the batch is there `n` times in a row, for `n` continuations
-        in one batch. Recent queries that this cache carries along (`every=` of `evicting`) the fork
-        carries, too. Raises UsageError for `n` below 1.
+        With `n` above 1 every entry of the batch appears `n` times in a row, for `n` continuations
+        in one batch. The fork also carries the recent queries that this cache carries (`every=` of
+        `evicting`). Raises UsageError for `n` below 1.
         """
         if n < 1:
             raise UsageError(f"fork needs at least 1 row, got n={n}")
@@ -126,7 +125,7 @@ class EvictingCache(Cache):
         return fork
 
     def check_batch(self, batch: int) -> None:
-        """Raise UsageError unless a pass over `batch` entries may begin; as `refuse_unfinished`."""
+        """UsageError unless a pass over `batch` entries may begin, and as `refuse_unfinished`."""
         self.refuse_unfinished()
         if self.batch not in (batch, 0):
             raise UsageError(
@@ -139,7 +138,7 @@ class EvictingCache(Cache):
         self.prompt_tokens, self.shrunk_at = tuple(self.lengths), self.get_seq_length()
 
     def add_ids(self, fed: Tensor, real: Tensor) -> None:
-        """Note the tokens of a pass, ids [B, T]; `real` as of `mark_tokens`."""
+        """Note the ids [B, T] that a pass has fed; `real` is what `mark_tokens` returned."""
         held = real.new_empty(len(real), 0) if self.ids is None else self.ids.to(real.device)
         new, ids = real[:, held.shape[1] :], fed.long()
         if ids.shape != new.shape:
@@ -147,9 +146,9 @@ class EvictingCache(Cache):
         self.ids = torch.cat([held.long(), ids.masked_fill(~new, PADDING)], dim=1)
 
     def check_begins(self, fed: Tensor, mask: Tensor | None) -> None:
-        """Raise UsageError unless a prompt begins with the N tokens seen, and goes on.
+        """Raise UsageError unless a prompt begins with the N tokens seen, and has more tokens.
 
-        It is ids [B, T], with a `mask` [B, T] or none, before it is repeated for beams.
+        `fed` are its ids [B, T], before they are repeated for beams; `mask` is [B, T] or None.
         """
         seen, (batch, tokens), held = self.get_seq_length(), fed.shape, self.ids
         if self.batch % batch:
@@ -167,10 +166,10 @@ class EvictingCache(Cache):
         )
 
     def mark_tokens(self, mask: Tensor | None, batch: int, tokens: int) -> Tensor:
-        """True for tokens, False for padding, of N columns seen and T fed next: [B, N + T] bool.
+        """Which of the N columns seen and the T fed next hold tokens, not padding: [B, N + T] bool.
 
-        `mask` is of the T columns or of all; with None the T are all tokens. Raises UsageError
-        where it has another shape, or shows the columns seen otherwise than they were read.
+        `mask` covers the T columns or all of them; None: the T have no padding. Raises UsageError
+        for a mask of another shape, and for one with other padding in the columns seen.
         """
         seen, held = self.get_seq_length(), self.ids
         alone, every = (batch, tokens), (batch, seen + tokens)
@@ -194,7 +193,7 @@ class EvictingCache(Cache):
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """A change of all layers; one that does not reach its end leaves the cache unfinished."""
+        """Change all layers inside this block; an interrupted one leaves the cache unfinished."""
         self.begun_at = -1
         yield
         self.begun_at = None
@@ -220,7 +219,7 @@ class EvictingCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor] | tuple[StoredKeys, StoredKeys]:
-        """Append [B, H, T, D]; give a handle for kvp's own layers, keys and values for others."""
+        """Append [B, H, T, D]; return a handle in kvp's own layers, keys and values in others."""
         while len(self.layers) <= layer_idx:
             self.layers.append(EvictingLayer())
         top = next(layer for layer in self.layers if isinstance(layer, EvictingLayer))

@@ -1,10 +1,8 @@
 """Layers of the evicting cache: for equal numbers of tokens per head, and for uneven numbers.
 
 An entry is one prompt of the batch, a slot the place of one token in a head. Every slot remembers
-the position of its token; an empty one carries `EMPTY`, which no query ever sees. Heads of
-different lengths lie flat, with a dense tail for the tokens fed after the eviction
-(`docs/decisions.md#ragged-heads`). The caches of layers that nothing is evicted from are
-transformers' own (`UntouchedLayer`). Left out: rollback (`crop`), offloading, gradients.
+the position of its token; an empty one carries `EMPTY`, which no query ever sees. The caches of
+layers that nothing is evicted from are transformers' own (`UntouchedLayer`).
 """
 
 from __future__ import annotations
@@ -49,8 +47,8 @@ class EvictingLayer(DynamicLayer):
         self.evicted = False
         """True once slots are no longer all columns seen, in order."""
         self.is_first = False
-        """True for the first layer of its cache, which keeps `newest`; others only where the model
-        passes no positions."""
+        """True for the first layer of its cache, which keeps `newest`; other layers keep it only
+        where the model passes no positions."""
         self.unattended = False
         """True between `update` and `attend`, which brings the positions."""
         self._stored = 0  # slots of the storage that are used
@@ -82,9 +80,9 @@ class EvictingLayer(DynamicLayer):
         return [(keys.nbytes + values.nbytes) // self.batch] * self.batch
 
     def gather(self, indices: Tensor, fed_again: int = 0) -> EvictingLayer:
-        """Keep slots `indices` [B, H, S] (-1 = none) of `positions` in a new layer, in that order.
+        """A new layer with the slots `indices` [B, H, S] (-1 = none) of this one, in that order.
 
-        The last `fed_again` tokens seen, which are none of them, count as not seen.
+        The last `fed_again` tokens seen are not among them, and count as not seen.
         """
         layer = gather_layer(*self.slots, self.positions, indices, self.seen)
         layer.seen -= fed_again
@@ -93,10 +91,10 @@ class EvictingLayer(DynamicLayer):
 
     @classmethod
     def of_kept(cls, tensors: Mapping[str, Tensor], seen: int) -> Self:
-        """A layer of what an eviction kept of `seen` tokens; keeps the tensors and writes to them.
+        """A layer of what an eviction kept of `seen` tokens; it holds and changes these tensors.
 
-        `keys` and `values` [B, H, S, D] and `positions` [B, 1 or H, S] int64. Of a `RaggedLayer`
-        its flat part: [M, D] and [M] int32, and `lengths` [B, H] int64.
+        `keys` and `values` are [B, H, S, D], `positions` [B, 1 or H, S] int64. A `RaggedLayer`
+        takes its flat part, [M, D] and [M] int32, and `lengths` [B, H] int64.
         """
         layer = cls()
         layer.lazy_initialization(tensors["keys"], tensors["values"])
@@ -191,7 +189,7 @@ class EvictingLayer(DynamicLayer):
         return visibility.see_slots(self._used[2], options["position_ids"])
 
     def _check_tokens(self, module: nn.Module, new_positions: Tensor) -> None:
-        """Raise UsageError for tokens seen before, and for an attention the keys are not for."""
+        """UsageError for tokens fed twice or untouched layers missing, and as `check_keys_fit`."""
         config, before = getattr(module, "config", None), self.seen - new_positions.shape[1]
         latest = new_positions.masked_fill(new_positions == visibility.EMPTY, -1).amax(dim=1)
         if self.newest is not None:
@@ -212,7 +210,7 @@ class EvictingLayer(DynamicLayer):
         visibility.check_keys_fit(config, before, latest)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Make entries `beam_idx` [R] int64 the batch."""
+        """Keep the entries `beam_idx` [R] int64 as the batch, in this order."""
         if self.is_initialized:
             entries = beam_idx.to(self.keys.device)
             self._take_entries(entries)
@@ -263,11 +261,11 @@ def _grow_storage(storage: Tensor, stored: int, capacity: int) -> Tensor:
 
 
 class RaggedLayer(EvictingLayer):  # type: ignore[no-untyped-call]
-    """A layer whose heads store different numbers of tokens: flat, with a tail [B, H, T, D].
+    """A layer whose heads store different numbers of tokens (docs/decisions.md#ragged-heads).
 
     `keys` and `values` [M, D] are the flat part, what an eviction kept: entry after entry, head
     after head, token after token, with lengths [B, H]; absent tokens take no memory. Tokens fed
-    afterwards are equally many in every head and lie in the dense tail, which is the storage.
+    afterwards are equally many in every head and lie in a dense tail, the storage [B, H, T, D].
     """
 
     _layout: RaggedLayout
@@ -387,7 +385,7 @@ LayerT = TypeVar("LayerT")
 
 
 def untouched_layers(config: PreTrainedConfig) -> dict[int, UntouchedLayer]:
-    """Empty caches, of transformers, of the layers that nothing is evicted from, by their index."""
+    """Empty transformers caches for the layers that nothing is evicted from, by their index."""
     evicted = set(evicted_layers(config))
     layers = DynamicCache(config=config).layers
     return {index: layer for index, layer in enumerate(layers) if index not in evicted}
@@ -396,7 +394,7 @@ def untouched_layers(config: PreTrainedConfig) -> dict[int, UntouchedLayer]:
 def copy_layers(
     untouched: Mapping[int, UntouchedLayer], entries: Tensor | None = None
 ) -> dict[int, UntouchedLayer]:
-    """Copies that can go on without changing `untouched`: of batch entries [R] int64, or of all."""
+    """Independent copies of `untouched`, with all batch entries or with `entries` [R] int64."""
     # Not deepcopy: a window is a view, whose whole storage that would copy.
     twins = {index: copy.copy(layer) for index, layer in untouched.items()}
     for twin in twins.values():

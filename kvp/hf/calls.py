@@ -30,9 +30,9 @@ class Call:
     model: PreTrainedModel | None
     """None after its end, also in copies of the context that live on."""
     block: Any = None
-    """Block that handles the model's calls; None where they run unchanged, as a method's own do."""
+    """Block that handles the model's calls; None where they run unchanged (a method's own)."""
     prompt_end: int = 0
-    """Tokens that the cache of a `generate` call has seen when its prompt has been read, else 0."""
+    """Tokens that the cache has seen when the prompt of a `generate` call is read; else 0."""
     cache: EvictingCache | None = None
     """Cache of the first pass of a `generate` call; a negative prompt has another."""
 

@@ -66,8 +66,8 @@ def compress(
     `text` is a document, or the opening messages of a conversation. The number of kept tokens is
     `budget` rounded up to a multiple of `BLOCK`; a context that has no more keeps them all.
     `protection` keeps the first 4 and last 16 tokens unless another one is given. An `allocator`
-    splits the kept tokens over layers and heads, in multiples, too. Raises UsageError and
-    ModelError as `prefill_and_evict`, UsageError for a context shorter than `BLOCK`, ModelError
+    splits the kept tokens over layers and heads, also in multiples of `BLOCK`. Raises UsageError
+    and ModelError as `prefill_and_evict`, UsageError for a context shorter than `BLOCK`, ModelError
     for a model whose contexts engines cannot go on from, and ContextError as `context_of`.
     """
     inner, protection = unwrap_model(model), protection_of(protection)

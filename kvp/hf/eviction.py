@@ -2,7 +2,7 @@
 
 `evicting` wraps an unmodified `model.generate`: the first new token still comes from full
 attention, as in the KVP paper. Tokens that are fed to the cache of `prefill_and_evict` see the kept
-tokens only, also the last one of a prompt, which the method has seen before.
+tokens only; so does the last token of a prompt, although the method has seen it.
 
 Inside a block every forward pass of the model gets an `EvictingCache` and is followed by eviction
 (`kvp.hf.forward_pass`). `kvp.hf.calls` decides which calls go to a block.
@@ -86,11 +86,11 @@ def evicting(
     """Make calls of `model` compress their caches to `budget` tokens per KV head after the prompt.
 
     Use as `with evicting(...) as kept:`, once; `kept` says and draws what the latest call's cache
-    holds and saves (`kvp.hf.kept.Kept`). Calls may be several, `generate` and plain ones, with
-    left-padded batches, sampling or beams, in pieces (`prefill_chunk_size`), and go on from a
-    compressed cache (`past_key_values=`), which is compressed again. A block holds for the context
-    that entered it, and for threads that run in a copy of that (`contextvars.copy_context().run`);
-    other calls of the model are refused while it is open. docs/serving.md has all rules.
+    holds and saves (`kvp.hf.kept.Kept`). Calls inside may be `generate` or plain ones, with
+    left-padded batches, sampling or beams, or in pieces (`prefill_chunk_size`). One may go on from
+    a compressed cache (`past_key_values=`), which is compressed again. A block holds for the
+    context that entered it and threads in a copy of that (`contextvars.copy_context().run`); other
+    calls of the model are refused while it is open. docs/serving.md has all rules.
 
     A percentage such as `"12.5%"` is of the tokens read so far, and keeps the protected tokens at
     least: the first 4 and the last 16, none with `protection="off"`. An `allocator` splits a
@@ -122,7 +122,7 @@ def _prepare_rule(
     protection: Protection | str | None, allocator: str | Allocator | type[Allocator] | None,
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[PreTrainedModel, EvictionRule]:  # fmt: skip
-    """The model inside its wrappers, and the rule, when both fit together; warns as `evicting`."""
+    """Unwrap the model and make the rule, if both fit together; raises and warns as `evicting`."""
     model = unwrap_model(model)
     refuse_inside_block(model)
     made = instance_of(scorer, class_label("scorer", scorer))
@@ -182,7 +182,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
     def forward(
         self, run: Callable[..., Any], call: Call, *args: object, **kwargs: object
     ) -> object:
-        """A pass of the model, `run`, with an evicting cache and an eviction after it."""
+        """Run a pass of the model with an evicting cache, and evict after it."""
         model = self.evictor.model
         arguments = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
         if arguments.get("inputs_embeds") is not None:
@@ -210,7 +210,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
         return this_pass
 
     def generate(self, run: Callable[..., Any], _: Call, *args: object, **kwargs: object) -> object:
-        """`generate(...)`, after which `kept` tells of the answer's cache alone."""
+        """Run `generate(...)`; afterwards `kept` describes the cache of the answer alone."""
         model = self.evictor.model
         arguments = {**dict(zip(("inputs",), args, strict=False)), **kwargs}
         end = count_prompt_end(model, arguments)

@@ -64,8 +64,8 @@ def run_pass(
 
     `keys` and `values` are per layer [B, H, N, D] of tokens at positions 0..N-1; the input is
     at N..N+T-1 and sees all of them; `untouched` are the caches of the model's other layers after
-    the N tokens (`kvp.hf.model_config`), which are copied. Of the cached tokens those in `window`,
-    and as many of the first `sinks` as come before it, are in the softmax. `weighted` multiplies
+    the N tokens (`kvp.hf.model_config`), which are copied. The softmax covers the cached tokens in
+    `window`, and those of the first `sinks` that come before it. `weighted` multiplies
     attention by the norm of the value behind the output projection of the query head, over the norm
     of the state that entered the attention block (KVzip+).
 
@@ -96,15 +96,15 @@ def run_pass(
 
 
 class _LentLayer(DynamicLayer):
-    """Lent keys and values [B, H, N, D], which leave behind what their tokens received."""
+    """Lent keys and values [B, H, N, D]; it records the attention that their tokens receive."""
 
     keys: Tensor
     values: Tensor
     of_pass: tuple[Tensor, Tensor] | None = None
-    """Those of the pass [B, H, T, D], held only until they are attended."""
+    """Keys and values of the pass [B, H, T, D], held only until they are attended."""
     signal: Tensor
     norms: Tensor | None = None
-    """[B, T] of the states that enter the attention of each token, where they weigh."""
+    """[B, T] norms of the states that enter the attention; None unless they are weights."""
 
     def __init__(self, keys: Tensor, values: Tensor, window: slice, sinks: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -115,7 +115,7 @@ class _LentLayer(DynamicLayer):
     def attend(
         self, module: nn.Module, query: Tensor, mask: Tensor | None, options: Mapping[str, Any]
     ) -> Tensor:
-        """Attention of the pass as the plain model computes it; leaves the signal behind."""
+        """Attention of the pass as the plain model computes it; sets `signal`."""
         assert self.of_pass is not None
         (keys, values), self.of_pass = self.of_pass, None
         self._measure(module, query, keys, options.get("scaling"))

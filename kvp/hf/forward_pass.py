@@ -1,9 +1,9 @@
 """A forward pass inside an `evicting` block: its arguments, and the eviction that follows it.
 
-Passes of `generate` up to the end of its prompt, and others of several tokens, are a prompt, a
-piece of one or a further turn, and eviction follows them; all others are an answer, and eviction
-follows every `every` of its tokens, or never. Which tokens are new is told by the ids, mask and
-positions of a call together (`EvictingCache.mark_tokens`, `check_begins`).
+Passes of `generate` up to the end of its prompt, and others of several tokens, read a prompt, a
+piece of one or a further turn. Eviction follows each of them. All other passes are an answer, which
+is evicted from after every `every` tokens, or never. The ids, mask and positions of a call together
+tell which tokens are new (`EvictingCache.mark_tokens`, `check_begins`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kvp.scoring import needs_of
 
 @dataclass(kw_only=True)
 class ForwardPass:
-    """What the eviction after a forward pass has to know of it."""
+    """What the eviction after a forward pass needs to know about the pass."""
 
     input_ids: Tensor
     """[B, T]."""
@@ -53,7 +53,7 @@ class ForwardPass:
 def prepare_pass(
     model: PreTrainedModel, call: Call, kwargs: dict[str, Any], parameters: Collection[str]
 ) -> ForwardPass:
-    """Turn the arguments of a forward pass into those of one with an evicting cache, in place.
+    """Change the arguments of a forward pass, in place, so that it uses an evicting cache.
 
     `parameters` are the names that the model's `forward` takes. Raises UsageError for arguments
     that `evicting` refuses.
@@ -93,7 +93,7 @@ def batch_shape(input_ids: Tensor) -> tuple[int, int]:
 def count_prompt_end(model: PreTrainedModel, arguments: dict[str, Any]) -> int:
     """Tokens that the cache of a `generate` call has seen when its prompt has been read.
 
-    Raises UsageError where transformers would cut others off the prompt than those seen.
+    Raises UsageError where transformers would cut other tokens off the prompt than those seen.
     """
     names = ("inputs", "input_ids", "attention_mask", "past_key_values")
     inputs, ids, mask, cache = (arguments.get(name) for name in names)
@@ -115,9 +115,9 @@ def count_prompt_end(model: PreTrainedModel, arguments: dict[str, Any]) -> int:
 def _set_mask_and_positions(
     kwargs: dict[str, Any], parameters: Collection[str], real: Tensor, seen: int
 ) -> None:
-    """Give a pass its mask and positions, by one rule for all that call the model.
+    """Set the mask and the positions of a pass from `real` (`ForwardPass`), whoever calls it.
 
-    `real` is as of `ForwardPass`. Raises UsageError where other positions are given.
+    Raises UsageError where the call gives other positions.
     """
     positions = continue_positions(None, real)[:, seen:]  # [B, T]
     position_ids = kwargs.get("position_ids")
@@ -138,7 +138,7 @@ def _set_mask_and_positions(
 def _cache_of_pass(
     model: PreTrainedModel, call: Call, kwargs: dict[str, Any], tokens: int
 ) -> EvictingCache:
-    """The cache of a forward pass over `tokens` tokens, made anew where it may be."""
+    """The cache of a forward pass over `tokens` tokens; a new one if the call has none."""
     cache = kwargs.get("past_key_values")
     if cache is None:
         switch, latest = rope_switch(model.config), call.cache
@@ -155,7 +155,7 @@ def _cache_of_pass(
 
 
 def _option(model: PreTrainedModel, kwargs: dict[str, Any], name: str) -> object:
-    """What a call says, or else the model's configuration."""
+    """The value that a call gives, else that of the model's configuration."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, name, None) if kwargs.get(name) is None else kwargs[name]
 
@@ -171,7 +171,7 @@ class Evictor:
     """Tokens of an answer after which its cache is shrunk again; None: never."""
 
     def begin(self, this_pass: ForwardPass) -> None:
-        """Have recorded what the scorer reads of a pass that is about to run."""
+        """Before a pass: set up the recording of what the scorer reads of it."""
         cache, needs, seen = this_pass.cache, needs_of(self.rule.scorer), this_pass.seen
         if not seen:
             padding = this_pass.padding = count_left_padding(this_pass.real)
@@ -194,7 +194,7 @@ class Evictor:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def end(self, this_pass: ForwardPass) -> None:
-        """Shrink the cache of a pass that has run, where that is due."""
+        """After a pass: shrink its cache, if that is due."""
         cache, rule, read = this_pass.cache, self.rule, this_pass.real.shape[1]
         cache.begun_at = None
         cache.add_ids(this_pass.input_ids, this_pass.real)

@@ -40,7 +40,7 @@ LLAMA3 = {
 }  # fmt: skip
 """What all published models with the scaling of Llama 3 have in common."""
 ROUNDING = 1e-5
-"""Largest relative difference of two frequencies that float32 explains."""
+"""Largest relative difference of two frequencies that rounding to float32 explains."""
 
 _MOST_PARTS = 3_000_000
 """Numbers and texts of fields (a vocabulary of 200,000 has 1.5 million)."""
@@ -139,8 +139,8 @@ def _read(path: str, _: int) -> Metadata:
 
 
 def complete_config(config: PreTrainedConfig, path: str) -> None:
-    """Put into `config` what transformers' reader left out of a file; ModelError for what it does
-    not compute, and an architecture that is not `LOADED`.
+    """Put into `config` what transformers' reader left out of a file; ModelError for fields that
+    transformers does not compute, and for an architecture that is not in `LOADED`.
     """
     file = read_metadata(path, ModelError)
     fields, name = file.fields, file.architecture

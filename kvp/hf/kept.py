@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 class Kept:
     """What the cache of the latest call of the model holds; `print` says it in three lines.
 
-    Of a `generate` call it is the answer's. B entries of its batch (a beam is one), L layers that
-    tokens are evicted from, H KV heads. Numbers follow the cache while it grows and shrinks,
-    answers included; nothing is copied. All raise UsageError before the first call, and after one
-    that was interrupted.
+    After `generate` it is the answer's cache. Shapes: B entries of the batch (each beam is one), L
+    layers that tokens are evicted from, H KV heads. Numbers follow the cache while it grows and
+    shrinks, answers included; nothing is copied. All raise UsageError before the first call, and
+    after one that was interrupted.
     """
 
     def __init__(self, cache: EvictingCache | None = None, budget: Budget | None = None) -> None:

@@ -144,7 +144,7 @@ def known_output_gram(model: PreTrainedModel) -> Tensor | None:
 def projection_gram(attention: nn.Module, heads: int, group: int, width: int) -> Tensor:
     """Gram matrix of each query head's slice of `o_proj`: [H, G, D, D] float32.
 
-    Quantised or adapted projections are read as they act, through what they make of unit vectors.
+    Quantised or adapted projections are applied to unit vectors, so the result is as they act.
     """
     projection = attention.o_proj
     assert isinstance(projection, nn.Module)
@@ -162,7 +162,7 @@ def projection_gram(attention: nn.Module, heads: int, group: int, width: int) ->
 def projected_norms(attention: nn.Module, values: Tensor, group: int) -> Tensor:
     """Norms ||W_o v|| of values [B, H, N, D] behind each query head's slice: [B, H, G, N] float32.
 
-    Through the Gram matrix of the slice, so that no projected vector of the model's width is held.
+    They come from the slice's Gram matrix, so no projected vector of the model's width is held.
     """
     _, heads, _, width = values.shape
     gram = projection_gram(attention, heads, group, width)

@@ -1,4 +1,4 @@
-"""Checks of a model: what kvp would evict from wrongly is refused in one line, before any work."""
+"""Checks of a model: one that kvp cannot evict from is refused in one line, before any work."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def check_mode(model: PreTrainedModel) -> None:
 def check_model(model: PreTrainedModel) -> None:
     """Raise ModelError unless kvp's attention can replace the model's own, and as `check_mode`.
 
-    The first time, the model runs over one token with an evicting cache: whether its attention
-    passes positions and leaves the cache's handle alone shows in no attribute.
+    The first time, the model runs over one token with an evicting cache, since no attribute shows
+    whether its attention passes positions and leaves the cache's handle alone.
     """
     check_mode(model)
     check_config(model.config)
@@ -91,8 +91,8 @@ def _check_stored(config: PreTrainedConfig, cache: EvictingCache) -> None:
 def _check_continues(model: PreTrainedModel) -> None:
     """Raise ModelError where recurrent layers lose their state when several tokens are fed at once.
 
-    Some classes of transformers go on from a state by single tokens alone (Jamba), and kvp feeds
-    the rest of a prompt in one piece. Measured on the model without eviction.
+    Some classes of transformers continue from a state by single tokens alone (Jamba), but kvp feeds
+    the rest of a prompt in one piece. The check runs the model without eviction.
     """
     if not {"linear_attention", "conv"} & set(layer_kinds(model.config)):
         return

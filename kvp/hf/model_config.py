@@ -103,7 +103,7 @@ def _heads(layer: PreTrainedConfig) -> tuple[int, int, int]:
 
 
 def check_config(config: PreTrainedConfig) -> None:
-    """Raise ModelError unless some layers see all tokens by a softmax and others can be copied."""
+    """Raise ModelError unless some layers have full softmax attention and others can be copied."""
     kind = f"model type {config.model_type!r}"
     if config.is_encoder_decoder:
         raise ModelError(f"{kind} has an encoder: kvp evicts from decoder-only models")

@@ -30,10 +30,10 @@ def model_identity(
 
 
 def weights_digest(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> str:
-    """A digest of a few weights of every tensor, and of what else computes (`active_digest`).
+    """A digest of a few weights of every tensor and of active adapters (`active_digest`).
 
-    Another checkpoint has another one. `dtype` is what weights are rounded to first: a model held
-    in float32 has the digest of the same model held in bfloat16 with `torch.bfloat16`.
+    It differs between checkpoints. Weights are rounded to `dtype` first: with `torch.bfloat16` a
+    model held in float32 has the same digest as the model held in bfloat16.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
@@ -74,9 +74,9 @@ _ADAPTER = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 
 
 def active_digest(model: nn.Module) -> str | None:
-    """A digest of the scale of PEFT's adapters, and which are active, merged or off; else None.
+    """A digest of PEFT's adapters: their scale, which are active, merged or off. None without any.
 
-    Not seen: forward hooks, a `forward` that was replaced, and what a wrapper does.
+    It does not see forward hooks, a `forward` that was replaced, and what a wrapper does.
     """
     parts = [
         [name, [getattr(module, attribute, None) for attribute in _ADAPTER]]
@@ -101,12 +101,12 @@ def warn_of_another_model(model: PreTrainedModel, scorer: Scorer) -> None:
 
 
 def describe_mismatch(model: PreTrainedModel, recorded: object) -> str | None:
-    """What `recorded`, a `model_identity`, and `model` are called where they are two models.
+    """The names of both, where `recorded`, a `model_identity`, is of another model than `model`.
 
-    They count as two models where both name and weights differ; a copy under another path, or the
-    same model in another dtype, is not another. Every edition of the bundled model is called
-    `nano`, so there the weights decide. A record may name a `base_model`, of which its own is a
-    quantised copy. None without a record of weights.
+    Models are different where both name and weights differ; a copy under another path, or the same
+    model in another dtype, is not. Every edition of the bundled model is called `nano`, so there
+    the weights decide. A record may name a `base_model`, of which its own model is a quantised
+    copy. None for the same model, and without a record of weights.
     """
     if not isinstance(recorded, Mapping) or not recorded.get("weights"):
         return None

@@ -56,13 +56,13 @@ class Prefill:
     hidden: HiddenRecord | None = None
     """Statistics of the states entering each attention block, of the tokens fed in this pass."""
     untouched: Mapping[int, UntouchedLayer] = field(default_factory=dict)
-    """Caches of the layers that nothing is evicted from, after all tokens: index in the model."""
+    """Index in the model -> cache of a layer that nothing is evicted from, after all tokens."""
     untouched_before_fed_again: Mapping[int, UntouchedLayer] = field(default_factory=dict)
     """The same caches before the tokens that are fed again, for going on from the tokens kept."""
     inputs: ScorerInputs | None = None
     """Inputs beyond keys, values and queries; None where no scorer reads them."""
     question_tokens: int = 0
-    """How many of the first N tokens, at their end, are the question; 0 if none, or not known."""
+    """Tokens of the question, the last of the first N; 0 without one, and where it is unknown."""
     fed_again: int = 0
     """Last tokens that are fed once more after the eviction."""
 
@@ -83,7 +83,7 @@ class Prefill:
     def with_inputs(
         self, model: PreTrainedModel, input_ids: Tensor, tokenizer: PreTrainedTokenizerBase | None
     ) -> Prefill:
-        """The same with inputs made anew, of `input_ids` [B, T] int64."""
+        """The same with new inputs, of `input_ids` [B, T] int64."""
         recorded = self.keys, self.values, self.hidden, self.untouched
         return replace(self, inputs=ScorerInputs(model, input_ids, *recorded, tokenizer))
 
@@ -146,13 +146,13 @@ def observe(
 ) -> Prefill:
     """Feed `input_ids` [B, T] int64 (no padding) after `cache` and observe every layer.
 
-    `queries` is how many of the fed tokens' queries to keep (0 keeps none), `hidden_after` records
-    statistics of the hidden states with that many of the fed tokens left out (several numbers,
-    several statistics), and with `every_state` also the states themselves. The caches of layers
-    that nothing is evicted from cannot be rolled back, so they are also kept as they were before
-    the last `fed_again` tokens; a model with such layers runs twice then. Whatever attention is set
-    on the model stays set. Raises UsageError when `cache` has already been shrunk and inside an
-    `evicting` block of the same model, and as `kvp.hf.model_checks.check_mode`.
+    It keeps the queries of the last `queries` tokens fed (0: none). For each number in
+    `hidden_after` it records statistics of the hidden states without that many first tokens; with
+    `every_state` also the states themselves. The caches of layers that nothing is evicted from
+    cannot be rolled back, so they are also kept as they were before the last `fed_again` tokens; a
+    model with such layers runs twice then. The model keeps the attention that is set on it. Raises
+    UsageError when `cache` has already been shrunk and inside an `evicting` block of the same
+    model, and as `kvp.hf.model_checks.check_mode`.
     """
     model = unwrap_model(model)
     check_mode(model)
@@ -213,8 +213,8 @@ def split_batch(
 ) -> list[tuple[slice, Prefill]]:
     """Split a prefilled batch into parts of the batch without padding, each with its inputs.
 
-    `padding` are the columns of left padding of each prompt, which the inputs of `whole` have. One
-    part holds the whole batch when nothing is padded, unless `one_by_one`; else one per prompt.
+    `padding` are the columns of left padding of each prompt, and the inputs of `whole` have them.
+    There is one part where nothing is padded, unless `one_by_one`; else there is one per prompt.
     """
     inputs, together = whole.inputs, not any(padding) and not one_by_one
     assert inputs is not None

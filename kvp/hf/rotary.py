@@ -19,7 +19,7 @@ from kvp.hf.model_config import evicted_layers, layer_kinds
 from kvp.rope import Rope
 
 _CHANGED_BY_LENGTH = ("inv_freq", "max_seq_len_cached", "attention_scaling")
-"""How the names of those attributes of a rotary embedding end that a long input changes."""
+"""Endings of the names of a rotary embedding's attributes that a long input changes."""
 _ROTATES_QUERIES: WeakSet[PreTrainedModel] = WeakSet()
 """Models whose queries have been compared with their projected and rotated states."""
 
@@ -58,9 +58,9 @@ def known_frequencies(model: PreTrainedModel, tokens: int) -> list[float] | None
 
 @contextmanager
 def restore_rope(model: PreTrainedModel) -> Iterator[None]:
-    """Give the rotary embedding back what a forward pass inside the block changes in it.
+    """Undo, after the block, what its forward passes have changed in the rotary embedding.
 
-    Frequencies that depend on the length stay, in transformers, at those of the longest input.
+    Transformers leaves frequencies that depend on the length at those of the longest input.
     """
     embedding = rotary_of(model)
     rotary = nn.Module() if embedding is None else embedding.module
@@ -83,7 +83,7 @@ class Rotary:
 
     module: nn.Module
     kind: str | None
-    """Kind of those layers, where it has frequencies for each kind (Gemma 3); else None."""
+    """Kind of those layers, if the module has frequencies for each kind (Gemma 3); else None."""
 
     def read_rope(self) -> Rope:
         """Frequencies [R / 2] and the factor on cosine and sine as they are now."""
@@ -93,7 +93,7 @@ class Rotary:
         return Rope(frequencies=frequencies.detach().float().clone(), scaling=scaling)
 
     def cosine_and_sine(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of positions [B, T]; ModelError where others are made (Llama 4)."""
+        """Cosine and sine of positions [B, T]; ModelError if the module makes others (Llama 4)."""
         like = torch.zeros(1, device=positions.device)
         made = self.module(like, positions, *([] if self.kind is None else [self.kind]))
         if not (isinstance(made, tuple) and len(made) == 2):

@@ -1,10 +1,8 @@
 """Everything a scorer may read beyond keys, values and queries, made once per prompt.
 
-A `ScorerInputs` belongs to one prefill. What it gives is computed at the first request and kept, so
-that many methods of one prompt share one set of extra passes: a request to repeat the context,
-chunk by chunk (KVzip, arXiv 2505.23416, section 3), or random tokens (ContrastKV). Nothing here
-changes the model or the cache. Left out: padding (one `ScorerInputs` per prompt, without its
-padding columns).
+What a `ScorerInputs` gives is computed at the first request and kept, so that many methods of one
+prompt share one set of extra passes: a request to repeat the context, chunk by chunk (KVzip, arXiv
+2505.23416, section 3), or random tokens (ContrastKV). Nothing here changes the model or the cache.
 """
 
 from __future__ import annotations
@@ -66,16 +64,11 @@ def check_inputs(model: PreTrainedModel, scorers: Iterable[Scorer]) -> None:
 
 @dataclass(eq=False, repr=False)
 class ScorerInputs:
-    """Extras of one prompt: `for_needs` for scorers, `reconstruction` for labels.
-
-    `kvp.hf.Prefill` makes and uses one. Labels, per layer [B, H, N] float32, are
-    `reconstruction(Reconstruction(weighted=True))` for KVzip+ and
-    `reconstruction(Reconstruction())` for KVzip.
-    """
+    """Extras of one `Prefill`: `for_needs` for scorers, `reconstruction` for labels."""
 
     model: PreTrainedModel
     token_ids: Tensor
-    """[B, N] int64 cached tokens, at positions 0..N-1 and without padding."""
+    """[B, N] int64 without padding, at positions 0..N-1: N counts all tokens of the prefill."""
     keys: Sequence[Tensor]
     """Per layer [B, H, N, D]; values likewise."""
     values: Sequence[Tensor]
@@ -87,13 +80,13 @@ class ScorerInputs:
 
     @property
     def tokens(self) -> int:
-        """Cached tokens, N."""
+        """Tokens of the prefill, N, those that are fed again included."""
         return self.keys[0].shape[2]
 
     def for_needs(self, needs: Needs) -> list[dict[str, Any]]:
         """Per layer the fields of its `View` that are filled from here, None where not requested.
 
-        Raises UsageError when the tokenizer is missing, ModelError when the model cannot tell.
+        Raises UsageError when the tokenizer is missing, ModelError when the model lacks an input.
         """
         nothing = (None,) * len(self.keys)
         rope = self.rope if needs.rope else None
@@ -158,7 +151,7 @@ class ScorerInputs:
         return self._signals[spec]
 
     def text(self, last: int) -> str:
-        """The last `last` cached tokens as text, special tokens left out; needs a batch of 1."""
+        """The last `last` tokens as text, special tokens left out; needs a batch of 1."""
         tokenizer, (ids,) = self._known_tokenizer("reading the prompt's text"), self.token_ids
         return str(tokenizer.decode(ids[-last:].tolist(), skip_special_tokens=True))
 

@@ -1,7 +1,7 @@
 """Which tokens a cache keeps: views to scores, scores to counts, counts to tokens.
 
 One prefill makes many caches: `kvp.ranking.score_and_select` scores it once for all budgets and
-allocators of a method, `gather` makes a cache of the tokens that stay, `shrink` shrinks its own.
+allocators of a method; `gather` makes a new cache, `shrink` shrinks the prefill's own.
 Prompts without padding are scored together, padded ones one at a time: views hold no padding.
 
 A cache that has been shrunk before is shrunk again by `shrink_again`. Its heads hold different
@@ -59,11 +59,11 @@ class EvictionRule:
 def shrink(
     prefill: Prefill, rule: EvictionRule, *, padding: Sequence[int], budgets: Sequence[int]
 ) -> None:
-    """Shrink `prefill.cache` in place; a cache of which everything stays is left as it is.
+    """Shrink `prefill.cache` in place; it is left as it is where every token stays.
 
-    `padding` are the columns of left padding of each prompt, which `prefill.inputs` have; `budgets`
-    are tokens per KV head of each prompt. Raises UsageError when an allocator returns counts that
-    cannot be kept, and as `ScorerInputs.for_needs`.
+    `padding` are the columns of left padding of each prompt, and `prefill.inputs` have them.
+    `budgets` are tokens per KV head of each prompt. Raises UsageError when an allocator returns
+    counts that cannot be kept, and as `ScorerInputs.for_needs`.
     """
     cache, columns = prefill.cache, prefill.cache.get_seq_length()
     lengths = [columns - prefill.fed_again - pad for pad in padding]
@@ -102,7 +102,7 @@ def all_tokens(prefill: Prefill) -> Tensor:
 
 
 def gather(prefill: Prefill, kept: Sequence[Tensor]) -> EvictingCache:
-    """One prompt's cache, with an entry for each [L, H, S] of `kept`, as of `Selection.tokens`."""
+    """A cache of one prompt, with an entry for each [L, H, S] in `kept` (`Selection.tokens`)."""
     tokens, device = prefill.tokens, prefill.keys[0].device
     moved = [entry.to(device) for entry in kept]
     return EvictingCache.gather(
@@ -136,9 +136,9 @@ def shrink_again(
 ) -> None:
     """Shrink `cache` in place to `budgets`, tokens per KV head of each batch entry.
 
-    `prompt_tokens` are those of `View`, of each entry. Queries are those that
-    `cache.recorder` holds, of the latest tokens. `rule` has passed `check_repeatable`. Raises
-    UsageError as `kvp.ranking.Selection.tokens`.
+    Each entry's views have its `prompt_tokens`, and the queries of the latest tokens, which
+    `cache.recorder` holds. `rule` has passed `check_repeatable`. Raises UsageError as
+    `kvp.ranking.Selection.tokens`.
     """
     queries = () if cache.recorder is None else cache.recorder.queries
     stored = [(index, *layer.slots, layer.positions) for index, layer in cache.stored.items()]
@@ -189,7 +189,7 @@ class _LayerOfEntry:
     ) -> Iterator[tuple[slice, Tensor, View]]:
         """One view of all heads where they hold equally many tokens, else one of each head.
 
-        With it the heads that it shows, and the slots [h, N] int64 where its scores belong.
+        Each comes with the heads that it shows, and the slots [h, N] int64 of its scores.
         """
         slots = self.slots
         together = len({len(head_slots) for head_slots in slots}) == 1
@@ -216,7 +216,7 @@ class _LayerOfEntry:
 def _count_latest(positions: Tensor, wanted: int) -> int:
     """How many of the last tokens every head of positions [h, N] holds, at most `wanted`.
 
-    Methods line up queries and the last keys, so that queries of evicted tokens are left out.
+    Methods match queries to the last keys, so queries of evicted tokens must be left out.
     """
     if not wanted or not positions.numel():
         return 0
@@ -268,7 +268,7 @@ def _select_slots(
 def _arrange_slots(slots: Sequence[Tensor], width: int, protection: Protection) -> Tensor:
     """Slots of every head, [H, width], with `EMPTY_SLOT` between the sinks and the rest.
 
-    So the first and the last slots are the tokens that `protection` means.
+    So the first and the last slots hold the tokens that `protection` protects.
     """
     arranged = torch.full((len(slots), width), EMPTY_SLOT, device=slots[0].device)
     for head, head_slots in enumerate(slots):

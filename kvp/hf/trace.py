@@ -58,7 +58,7 @@ class RecordingSettings:
     continuation: Literal["model", "reference"]
     """What follows the prompt: the model's greedy answer, or the data's."""
     max_new_tokens: int
-    """Most tokens of it; a sample's own number may be smaller."""
+    """Most tokens that follow the prompt; a sample's own number may be smaller."""
     labels: Sequence[str] = ()
     """Names of `LABEL_PASSES`."""
 
@@ -104,7 +104,7 @@ def _trace_sequence(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, record: SequenceRecord,
     recorded: RecordingSettings,
 ) -> Trace:  # fmt: skip
-    """What attention saw of one sequence, on the CPU."""
+    """Queries, keys, values and labels of one sequence, on the CPU."""
     ids = torch.tensor([record.token_ids], device=model.device)
     labels: dict[str, Tensor] = {}
     if recorded.labels:  # from passes over the prompt's cache in which the model repeats it

@@ -1,4 +1,4 @@
-"""Which stored tokens a query sees: every rule of it, and the file to read for a new family.
+"""Which stored tokens a query sees: all rules, and the file to read for a new model family.
 
 A query sees, in every head, the tokens that are stored there and whose position is not after its
 own (`see_slots`). Positions are those of the whole text, from 0, without padding: an eviction
@@ -8,9 +8,9 @@ changes none of them. So there is no mask of what was evicted, and one of paddin
   on the left alone (`count_left_padding`).
 - *Positions* come from the model; where it passes none, tokens are counted (`continue_positions`).
 - *Sliding windows and chunks.* Layers that have one keep the cache, and the mask, that transformers
-  gives them (`kvp.hf.model_config`); a prompt that is taken out of a padded batch takes its share
-  along (`cut_padding`). Where all layers have the same window, text may not outgrow it
-  (`check_keys_fit`), so that every query sees all.
+  gives them (`kvp.hf.model_config`); a prompt that is taken out of a padded batch takes its own
+  part of that cache (`cut_padding`). Where all layers have the same window, no text may be longer
+  (`check_keys_fit`), so every query sees all tokens.
 - *RoPE that changes with the length*: no text may cross that length after its prompt, either.
 """
 
@@ -35,9 +35,9 @@ def causal_mask(tokens: int, device: torch.device) -> Tensor:
 
 
 def mask_columns(tokens: int, seen: int, evicted: bool) -> tuple[int, int]:
-    """Columns of the mask of T `tokens` after `seen` ones, and which token the first one is.
+    """How many columns the mask of T `tokens` after `seen` ones has, and the first one's token.
 
-    After an eviction it covers the new tokens alone: of those stored, positions tell.
+    After an eviction the mask covers the new tokens alone; positions decide about stored ones.
     """
     return (tokens, seen) if evicted else (seen + tokens, 0)
 
@@ -48,14 +48,14 @@ def is_real(mask: Tensor, tokens: int) -> Tensor:
 
 
 def check_mask(mask: Tensor, tokens: int, seen: int, evicted: bool) -> None:
-    """Raise UsageError for a mask of another shape than `mask_columns`; `seen` counts the T."""
+    """UsageError for a mask of another shape than `mask_columns`; `seen` includes the T tokens."""
     columns, _ = mask_columns(tokens, seen - tokens, evicted)
     if mask.dtype != torch.bool or mask.shape[-1] != columns:
         raise UsageError(f"attention_mask must be 2-D, one column for each of {seen} tokens seen")
 
 
 def continue_positions(newest: Tensor | None, real: Tensor) -> Tensor:
-    """Positions [B, T] of tokens after those at `newest` [B]; `real` [B, T] are no padding."""
+    """Positions [B, T] of the tokens after `newest` [B]; `real` [B, T] is False for padding."""
     before = -1 if newest is None else newest[:, None]
     return (before + real.long().cumsum(dim=1)).clamp_min(0)
 
@@ -68,7 +68,7 @@ def see_slots(positions: Tensor, queries: Tensor) -> Tensor:
 def check_keys_fit(config: PreTrainedConfig | None, before: int, latest: Tensor) -> None:
     """Raise UsageError where a text has keys that its queries must not see.
 
-    It has reached positions `latest` [B] after `before` columns that were read earlier.
+    The text has reached positions `latest` [B], and `before` columns of it were read earlier.
     """
     switch, window = rope_switch(config), attention_window(config)
     if switch is None and window is None:  # nothing is read from the device
