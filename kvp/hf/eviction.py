@@ -152,7 +152,7 @@ def _prepare_rule(
 
 @dataclass(eq=False)
 class EvictingBlock(AbstractContextManager[Kept]):
-    """Takes over the calls of a model: an `Evictor` follows its passes, others are refused."""
+    """Takes over a model's calls: an `Evictor` shrinks caches after passes; others are refused."""
 
     evictor: Evictor
     _open: ExitStack | None = field(init=False, default=None)

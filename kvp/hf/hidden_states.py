@@ -58,8 +58,8 @@ class HiddenRecorder:
     ) -> None:
         """Leave out the first `after` tokens of a prompt, for each number given.
 
-        `padding` are the columns of left padding per prompt, which never count. A prompt that is
-        not longer than `after` counts its last token alone. With `every` the states of all columns
+        `padding` are the columns of left padding per prompt, which never count. In a prompt that is
+        not longer than `after` only the last token counts. With `every` the states of all columns
         are kept, too.
         """
         self._every, self._states = every, defaultdict[int, list[Tensor]](list)

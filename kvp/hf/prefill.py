@@ -37,7 +37,7 @@ from kvp.scoring import ALL_QUERIES, Needs, View
 
 @dataclass(frozen=True, kw_only=True)
 class Prefill:
-    """What a forward pass over prompts of one length left behind, or what a trace holds of one.
+    """What a forward pass over prompts of one length recorded, or what a trace holds of a prompt.
 
     T = N + `fed_again` tokens, of which a cache may keep the first N. Tensors stay valid when the
     cache grows afterwards.
@@ -68,7 +68,7 @@ class Prefill:
 
     @classmethod
     def of(cls, cache: EvictingCache, hidden: HiddenRecorder | None = None) -> Prefill:
-        """What a pass left behind in `cache`, whose recorder has its queries, and in `hidden`."""
+        """What a pass left in `cache` (whose recorder has the queries) and in `hidden`."""
         layers = cache.stored.values()
         return cls(
             keys=tuple(layer.keys for layer in layers),
