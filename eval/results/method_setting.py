@@ -118,20 +118,19 @@ class MethodSetting:
         return varied, order.index(self.allocator), other
 
 
-def group_of(label: str, seed: float | None) -> str:
-    """Group of a policy: its label without the training seed."""
-    if seed is None:
-        return label
-    return re.sub(rf"[-_. ]*(seed|s)?[-_. ]*(?<!\d){int(seed)}\Z", "", label)
-
-
 def group_policies(records: Iterable[Mapping[str, Any]]) -> dict[str | None, str]:
     """Group of every policy label of some records; policies of one group are averaged.
 
-    Where there is only one group, its name is "".
+    Its name is that of its labels without their training seeds, of which no two are the same.
+    `policy0` has one only beside others such as `policy1`, `lr0.0` never. A single group is "".
     """
     seeds = {row["policy"]: row["policy_seed"] for row in records if row["policy"] is not None}
-    names = {label: group_of(label, seed) for label, seed in seeds.items()}
+    end = r"((\A|[-_. ])[-_. ]*s[-_. ]*|[-_. ]*seed[-_. ]*|[-_ ]+|(?<!\d)\.|(?<![\d.]))%s\Z"
+    names = {label: re.sub(end % seed, "", label) for label, seed in seeds.items()}
+    for name, same in group_by(seeds, names.__getitem__).items():
+        alone = len(same) == 1 and same[0].removeprefix(name).isdigit()
+        if alone or len({seeds[label] for label in same} - {None}) < len(same):
+            names.update(zip(same, same, strict=True))
     if len(set(names.values())) <= 1:
         names = dict.fromkeys(names, "")
     return {None: "", **names}

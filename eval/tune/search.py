@@ -25,7 +25,7 @@ from typing import Any
 
 from eval.config import PROTECTIONS
 from eval.methods import Method, learned_methods, method_of, registered_method, with_allocator
-from eval.results.method_setting import group_of
+from eval.results.method_setting import group_policies
 from eval.results.tuned_settings import ScoredSetting, TunedMethod
 from eval.tune.config import TuneConfig
 from kvp.errors import UsageError
@@ -100,7 +100,7 @@ def make_spaces(config: TuneConfig) -> list[SearchSpace]:
 def _make_space(config: TuneConfig, scorer: str, allocator: str | None) -> SearchSpace:
     if scorer == LEARNED:
         seeds = learned_methods(config.eval_config.policy_list)
-        if len({group_of(str(one.policy), one.policy_seed) for one in seeds}) > 1:
+        if len({*group_policies(one.fields for one in seeds).values()}) > 1:
             raise UsageError("--policies: tune policies that differ in more than their seed apart")
     else:
         seeds = [registered_method(scorer, config.seed)]

@@ -20,10 +20,10 @@ def tiny_policy(tmp_path_factory):
     with torch.random.fork_rng():
         torch.manual_seed(1)
         rankers = HeadRankers(RankerSpec(head_dim=8, hidden=8), heads=geometry.total_kv_heads)
-    meta = PolicyMeta(
-        geometry=geometry, model={"id": "tiny", "revision": None}, training={"seed": 5}
-    )
-    save_policy(folder, rankers, meta)
+    model = {"id": "tiny", "revision": None}
+    for name, seed in (("seed1", 6), (folder.name, 5)):
+        meta = PolicyMeta(geometry=geometry, model=model, training={"seed": seed})
+        save_policy(folder.with_name(name), rankers, meta)
     return folder
 
 

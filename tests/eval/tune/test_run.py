@@ -210,7 +210,7 @@ def test_seeds_of_a_policy_are_tuned_together_and_each_is_run(
 ):
     assert tune(
         tmp_path / "out", methods="kvp+global", settings_per_method=2, prompts=1,
-        policies=f"a5={tiny_policy},a_s5={tiny_policy}", protocols="query_aware",
+        policies=f"a5={tiny_policy},a_s6={tiny_policy.parent}/seed1", protocols="query_aware",
     ) == 0  # fmt: skip
     (entry,) = load_settings(tmp_path / "out").methods
     assert evaluate(
