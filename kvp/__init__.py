@@ -127,6 +127,8 @@ def _config(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa
     from kvp.program.command_line import flags_of, make_config, python_value
 
     if not isinstance(tasks := settings.get("tasks", ""), str | None):  # names and objects
+        if settings.get("engine") == "ray" and not all(isinstance(task, str) for task in tasks):
+            raise UsageError("engine='ray' takes tasks by name: objects stay in a process")
         settings = {**settings, "tasks": import_own("kvp.data.tasks").named_tasks(tasks)}
     kind = getattr(import_own(f"{package}.config"), config)
     flags = flags_of(kind, settings.get("preset"))

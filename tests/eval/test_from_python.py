@@ -135,8 +135,9 @@ def test_a_model_object_comes_with_what_it_needs(model_folder):
         _evaluate(model, ["full"], tokenizer=tokenizer, device="cpu")
     with pytest.raises(UsageError, match="objects stay in a process"):
         _evaluate(model, ["full"], tokenizer=tokenizer, engine="ray")
-    with pytest.raises(UsageError, match="objects stay in a process"):
-        _evaluate(str(model_folder), ["full", Newest()], engine="ray")
+    for given in ({"methods": ["full", Newest()]}, {"methods": ["full"], "tasks": [object()]}):
+        with pytest.raises(UsageError, match="objects stay in a process"):
+            _evaluate(str(model_folder), engine="ray", **given)
     with pytest.raises(UsageError, match="belongs to a model object"):
         _evaluate(str(model_folder), ["full"], tokenizer=tokenizer)
     with pytest.raises(UsageError, match="computes in float64"):
