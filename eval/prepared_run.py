@@ -162,14 +162,14 @@ def check_tuning(config: EvalConfig, tuned: Iterable[TunedSettings]) -> list[str
 def _plan_work(
     config: EvalConfig, methods: Sequence[Method], prompts: Sequence[Prompt]
 ) -> tuple[list[Evaluation], list[str]]:
-    """Every prompt under its protocols, with its methods at budgets; notes as `plan_methods`."""
+    """Every prompt with its methods at budgets; notes, with their tasks if others have none."""
     pairs = [
         (prompt, protocol)
         for prompt in prompts
         for protocol in ((QUERY_AGNOSTIC,) if prompt.task == TEXT else config.protocol_list)
     ]
     planned: dict[tuple[str, str], list[Method]] = {}
-    notes: list[str] = []
+    notes: dict[str, list[str]] = {}
     for (task, protocol), same in group_by(pairs, lambda one: (one[0].task, one[1])).items():
         at_budgets, small = plan_methods(
             [method for method in methods if method.protocol in (None, protocol)],
@@ -180,8 +180,11 @@ def _plan_work(
         )
         by_key = {method.key: method for method in reversed(at_budgets)}  # tuned may equal default
         planned[task, protocol] = list(reversed(by_key.values()))
-        notes += small
-    return [Evaluation(prompt, name, planned[prompt.task, name]) for prompt, name in pairs], notes
+        notes |= {note: [*notes.get(note, ()), f"{task} ({protocol})"] for note in small}
+    return [Evaluation(prompt, name, planned[prompt.task, name]) for prompt, name in pairs], [
+        note if len(where) == len(planned) else f"{', '.join(where)}: {note}"
+        for note, where in notes.items()
+    ]
 
 
 def plan_methods(

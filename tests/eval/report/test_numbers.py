@@ -43,9 +43,8 @@ def _texts(table, column):
             {"ratio-seed0": "ratio", "ratio-seed12": "ratio", "skill_s0": "skill"},
         ),
         ({"seed0": 0, "paper.0": 0}, {"seed0": "", "paper.0": "paper"}),
-        ({"a1": None, "a2": None}, {"a1": "a1", "a2": "a2"}),
-        ({"v": 0, "v0": 0, "m3": 3}, {"v": "v", "v0": "v0", "m3": "m3"}),  # v and v0: both seed 0
-        ({"a0": 0, "a1": 1, "lr0.0": 0}, {"a0": "a", "a1": "a", "lr0.0": "lr0.0"}),
+        ({"a1": None, "a2": None, "v": 0, "v0": 0}, {"a1": "a1", "a2": "a2", "v": "v", "v0": "v0"}),
+        ({"a0": 0, "a1": 1, "m3": 3, "0.0": 0}, {"a0": "a", "a1": "a", "m3": "m3", "0.0": "0.0"}),
     ],
 )
 def test_policies_that_differ_only_in_seed_are_one_group(labels, groups):
