@@ -52,7 +52,7 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
             name = "The best null (a control that reads no content)"
         score = _score(comparison, other, best.budget)
         verdict = _verdict(comparison, first, gaps.get(other), other in significant)
-        lines.append(f"{name}, {other.label}{_ties(comparison, best, other)}, {score}{verdict}.")
+        lines.append(f"{name}, {_named(comparison, best, other)}, {score}{verdict}.")
     open_ones = [gap for other, gap in gaps.items() if other not in significant]
     return [*lines, *filter(None, [_notes(comparison, best, [*gaps.values()], open_ones)])]
 
@@ -104,8 +104,8 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
 def _main_sentence(comparison: Comparison, best: Best) -> str:
     """Scores of the first method, the full cache and the first with equal counts, if run."""
     first, budget = best.settings[0], best.budget
-    name = f"the best method, {first.label}{_ties(comparison, best, first)},"
-    name = f"{first.label}{_trained_share(comparison, first)}" if best.learned else name
+    name = f"{first.label}{_trained_share(comparison, first)}"
+    name = name if best.learned else f"the best method, {_named(comparison, best, first)},"
     place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
     score = _score(comparison, first, budget).replace("(", "(95 % interval ")
     words = f"{name} {score}"
@@ -142,8 +142,8 @@ def _trained_share(comparison: Comparison, setting: MethodSetting) -> str:
     return f", trained on {'this task' if len(tasks) == 1 else those}," if number else ""
 
 
-def _ties(comparison: Comparison, best: Best, setting: MethodSetting) -> str:
-    """Which methods tie with one: nulls with nulls, others with others; policies tie with none."""
+def _named(comparison: Comparison, best: Best, setting: MethodSetting) -> str:
+    """A label, its ties (nulls with nulls alone), and how it was chosen if others do not count."""
 
     def place(other: MethodSetting) -> tuple[bool, float]:
         mean = comparison.cells[other, best.budget].interval.mean
@@ -154,7 +154,10 @@ def _ties(comparison: Comparison, best: Best, setting: MethodSetting) -> str:
         and LEARNED not in (setting.method, other.method) and place(other) == place(setting)
     ]  # fmt: skip
     more = f" and {len(tied) - 2} more" if len(tied) > 2 else ""
-    return f" (tied with {', '.join(tied[:2])}{more})" if tied else ""
+    ties = f" (tied with {', '.join(tied[:2])}{more})" if tied else ""
+    run = {one for one, spec in comparison.cells if spec == best.budget} - {*best.compared}
+    how = comparison.choices[setting] if setting.family in {one.family for one in run} else ""
+    return f"{setting.label}{ties}{how.removeprefix(setting.details)}"
 
 
 def _verdict(

@@ -240,8 +240,8 @@ def test_nulls_are_quoted_apart_and_prompts_choose_no_setting():
         )
     ]  # fmt: skip
     assert (
-        "the best method, keydiff +p, answers 40% (95 % interval 0 to 100), the full cache 100% "
-        "(0 to 100).\n"
+        "the best method, keydiff +p, of 3 settings the one nearest to the default, answers 40% "
+        "(95 % interval 0 to 100), the full cache 100% (0 to 100).\n"
         "The next, snapkv, answers 20% (0 to 100): +20.0 points (-100.0 to +100.0).\n"
         "The best null (a control that reads no content), random, answers 45% (0 to 100): -5.0 "
         "points (-100.0 to +100.0).\n"
@@ -304,7 +304,7 @@ def test_methods_count_in_the_setting_that_was_tuned():
     )  # fmt: skip
     text = _sentences(records, (TunedSettings(split="validation", data={}, methods=methods),))
     assert "kvp+global answers 40% (95 % interval 0 to 100)" in text
-    assert "The best other method, snapkv, answers 20% (0 to 100): +20.0 points (-100.0 to" in text
+    assert "method, snapkv, chosen on validation (4 settings), answers 20% (0 to 100): +20" in text
 
 
 def test_sentences_without_answers_are_about_perplexity():
