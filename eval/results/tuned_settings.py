@@ -102,6 +102,9 @@ def load_settings(name: str | Path) -> TunedSettings:
         raise ResultsError(f"tuned:{path}: there is no such file or folder; kvp tune writes one")
     if (path / MANIFEST).exists():  # a folder of kvp tune; a single file has no manifest to check
         manifest = read_sealed_json(path / MANIFEST, ResultsError)
+        if manifest.get("planned") != [] and not (path / SETTINGS).exists():
+            kind = f"its format is {manifest.get('format')!r:.50}"
+            raise ResultsError(f"tuned:{path} has no {SETTINGS} of kvp tune: {kind}")
         if lacking := describe_changes(path, manifest):
             raise ResultsError(f"tuned:{path}: {lacking}; repeat its kvp tune command")
     path = path / SETTINGS if path.is_dir() else path
