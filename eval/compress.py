@@ -32,8 +32,8 @@ CONTEXTS = FolderKind(noun="folder of contexts", marker="", error=ContextError)
 
 def run(config: CompressConfig) -> None:
     """Write a context file per document; KvpError names the flag or document that cannot work."""
-    name, allocator_spec = config.sides
-    ranked_by = load_policy(name) if config.policy else make_scorer(name)
+    ranking, allocator_spec = config.sides
+    ranked_by = load_policy(ranking) if config.policy else make_scorer(ranking)
     scorer, allocator = resolve_method(ranked_by, allocator_spec)
     if config.gguf:
         require("--gguf", "gguf", "gguf")

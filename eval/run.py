@@ -144,8 +144,8 @@ def _prepare(
     settings = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
     tasks = len({prompt.task for prompt in prepared.prompts})
     say(
-        f"{len(prepared.prompts)} prompts of {tasks} tasks, {len(prepared.work)} evaluations of "
-        f"{settings} settings each; {prepared.geometry.total_kv_heads} KV heads in "
+        f"{len(prepared.prompts)} prompts of {tasks} task{'s' * (tasks > 1)}, {len(prepared.work)} "
+        f"evaluations of {settings} settings each; {prepared.geometry.total_kv_heads} KV heads in "
         f"{prepared.geometry.layers} layers"
     )
     return prepared

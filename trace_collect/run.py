@@ -25,7 +25,7 @@ from kvp.hf.model_identity import model_identity, weights_digest
 from kvp.hf.rotary import known_frequencies
 from kvp.hf.trace import RecordingSettings, check_reach, collect_all, default_batch_size
 from kvp.program.ray_workers import do_with_ray
-from kvp.progress import Progress, phase
+from kvp.progress import Progress, phase, say
 from kvp.store import StorePlan, Trace, TraceWriter, planned_bytes
 from kvp.store.metadata import STORE, list_committed
 from trace_collect.config import CollectConfig
@@ -85,7 +85,7 @@ def plan_prompts(config: CollectConfig, tokenizer: PreTrainedTokenizerBase) -> C
     if prompts.tasks:
         print(f"tasks: {', '.join(prompts.tasks)}")
     for note in prompts.notes:
-        print(f"note: {note}")
+        say(f"note: {note}")
     return prompts
 
 

@@ -77,7 +77,7 @@ class Tuning:
             if (candidates := next_candidates(search, count))
         ]:  # fmt: skip
             least = min(len(search.trials) for search, _ in wanted)
-            most = count if least < count else 2 * count
+            most, why = (count, "") if least < count else (2 * count, "best numbers at ends: ")
             planned: dict[str, list[Method]] = {}
             for search, candidates in wanted:
                 methods = planned.setdefault(search.protocol, [])
@@ -86,7 +86,7 @@ class Tuning:
                 Evaluation(prompt, protocol, planned[protocol])
                 for prompt, protocol, _ in self.prepared.work if protocol in planned
             ]  # fmt: skip
-            text = f"{least} of {most} settings of each method done"
+            text = f"{why}{least} of {most} settings of each method done"
             evaluate_missing(runner, replace(self.prepared, work=tuple(work)), file, text=text)
             for search, candidates in wanted:
                 search.trials.update({one: self.score(file, search, one) for one in candidates})

@@ -108,12 +108,12 @@ def test_fewer_sequences_than_requested_and_skipped_rows_are_reported(
     bad = ('{"text": null}', "{", '{"text": ""}', "[]")
     data = jsonl(tmp_path / "texts.jsonl", *lines, *bad)
     assert run("--data", data, "--train=50", "--validation=0", *flags) == 0
-    output = capsys.readouterr().out
-    count = int(re.search(r"only (\d+) of the 50 train sequences requested", output)[1])
+    output, notes = capsys.readouterr()
+    count = int(re.search(r"only (\d+) of the 50 train sequences requested", notes)[1])
     assert f"{count} sequences, " in output
     assert 5 < count <= 12
-    assert "skipped 4 of 16 rows: line 13 has no text, line 14 is not JSON" in output
-    assert "and 1 more" in output
+    assert "skipped 4 of 16 rows: line 13 has no text, line 14 is not JSON" in notes
+    assert "and 1 more" in notes
 
 
 def test_labels_are_the_scorer_inputs_of_the_prompt(run, model_folder, tmp_path, capsys, refused):
