@@ -31,7 +31,7 @@ class CompressConfig(ModelConfig, DeviceConfig):
     first and 16 last tokens are protected."""
     gguf: str | None = None
     """GGUF file of a model. A slot file for a llama-server that runs it is written beside each
-    context; without --model this file also computes the context. Allocators are refused."""
+    context; without --model this file also computes the context. Every head keeps equally many."""
     out: str
     """What is written. A folder of contexts, each a file that its digest names."""
 

@@ -125,8 +125,11 @@ def group_policies(records: Iterable[Mapping[str, Any]]) -> dict[str | None, str
     `policy0` has one only beside others such as `policy1`, `lr0.0` never. A single group is "".
     """
     seeds = {row["policy"]: row["policy_seed"] for row in records if row["policy"] is not None}
-    end = r"((\A|[-_. ])[-_. ]*s[-_. ]*|[-_. ]*seed[-_. ]*|[-_ ]+|(?<!\d)\.|(?<![\d.]))%s\Z"
-    names = {label: re.sub(end % seed, "", label) for label, seed in seeds.items()}
+    end = r"[-_. ]*(seed|s)?[-_. ]*(?<!\d)(?<!\d\.)%d\Z"
+    names = {
+        label: label if seed is None else re.sub(end % seed, "", label)
+        for label, seed in seeds.items()
+    }
     for name, same in group_by(seeds, names.__getitem__).items():
         alone = len(same) == 1 and same[0].removeprefix(name).isdigit()
         if alone or len({seeds[label] for label in same} - {None}) < len(same):

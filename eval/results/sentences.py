@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import exp
 
 from eval.results import stats
@@ -156,7 +157,8 @@ def _named(comparison: Comparison, best: Best, setting: MethodSetting) -> str:
     more = f" and {len(tied) - 2} more" if len(tied) > 2 else ""
     ties = f" (tied with {', '.join(tied[:2])}{more})" if tied else ""
     run = {one for one, spec in comparison.cells if spec == best.budget} - {*best.compared}
-    how = comparison.choices[setting] if setting.family in {one.family for one in run} else ""
+    others = {replace(one, protected=setting.protected) for one in run} - {setting}
+    how = comparison.choices[setting] if setting.family in {one.family for one in others} else ""
     return f"{setting.label}{ties}{how.removeprefix(setting.details)}"
 
 

@@ -304,7 +304,7 @@ def test_methods_count_in_the_setting_that_was_tuned():
     )  # fmt: skip
     text = _sentences(records, (TunedSettings(split="validation", data={}, methods=methods),))
     assert "kvp+global answers 40% (95 % interval 0 to 100)" in text
-    assert "method, snapkv, chosen on validation (4 settings), answers 20% (0 to 100): +20" in text
+    assert "The best other method, snapkv, answers 20% (0 to 100): +20.0 points (-100.0 to" in text
 
 
 def test_sentences_without_answers_are_about_perplexity():
