@@ -11,6 +11,12 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from textwrap import shorten
 
+_COMMAND_OR_DASHES = re.compile(
+    r"(\bkvp (?:collect|train|eval|report|list|tune|evolve|merge|compress|lm-eval)\b"
+    r"(?:[^,;:.)]|[,;:.](?=\S))*)|(?<![\w-])--(?=[a-z])"
+)
+"""A command of kvp to the end of its clause, the only group, or the dashes before a flag."""
+
 
 class KvpError(Exception):
     """Base of every error a user can cause; its text is one line, whatever a file or name holds."""
@@ -84,6 +90,5 @@ def in_python() -> Iterator[None]:
     try:
         yield
     except KvpError as error:
-        setting = r"(?<!kvp collect )(?<!kvp train )(?<!kvp eval )(?<![\w-])--(?=[a-z])"
-        error.args = (re.sub(setting, "", str(error)),)
+        error.args = (_COMMAND_OR_DASHES.sub(r"\1", str(error)),)
         raise

@@ -204,8 +204,8 @@ def check_policy(name: str, flag: str = "") -> None:
         )
     if Specification.split(name).base in SCORER_NAMES:
         raise PolicyError(
-            f"{flag}{name!r} is a method, not a policy: give it to --method (kvp compress), "
-            "--methods (kvp eval) or make_scorer"
+            f"{flag}{name!r} is a method, not a policy: give it to kvp compress --method, "
+            "kvp eval --methods or make_scorer"
         )
     raise PolicyError(
         f"{flag}there is no folder {name!r}{folder_meant(name, POLICIES, POLICY_FILE)}: a "

@@ -7,6 +7,7 @@ import pytest
 
 import kvp
 from kvp.errors import UsageError, in_python
+from kvp.program.table import PROGRAMS
 
 ROOT = Path(kvp.__file__).parent.parent
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -76,5 +77,7 @@ def test_programs_from_python_take_the_flags_as_keywords(tmp_path):
     with pytest.raises(UsageError, match="no protocol 'b'"):
         kvp.evaluate(out="o", protocols=["query_aware", "b"])  # a list in place of commas
     assert kvp.collect(out=str(tmp_path / "traces"), dry_run=True) is None
-    with pytest.raises(UsageError, match=r"^label: kvp needs a; kvp eval --budgets$"), in_python():
-        raise UsageError("--label: kvp needs --a; kvp eval --budgets")
+    for name in PROGRAMS:
+        command = f"kvp {name} x --budgets 2.5%,a --out b"
+        with pytest.raises(UsageError, match=f"^l: kvp needs a; {command}, m$"), in_python():
+            raise UsageError(f"--l: kvp needs --a; {command}, --m")
