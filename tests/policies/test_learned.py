@@ -48,6 +48,8 @@ def test_a_bundled_policy_says_which_model_it_is_for():
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_heads_are_layer_major(policy, make_view, layer):
     view = make_view(tokens=20, layer=layer, batch=3)
+    keys, values, positions = (x.to("meta") for x in (view.keys, view.values, view.positions))
+    policy.score(replace(view, keys=keys, values=values, positions=positions))  # moves no weight
     scores = policy.score(view)
     assert not scores.requires_grad
     for entry in range(3):
