@@ -157,8 +157,8 @@ def check_geometry(scorer: Any, geometry: Geometry, allocator: Any = None) -> No
         name = policy.model_name or "another model"
         raise PolicyError(
             f"policy {policy.label or scorer.name} was trained for {name}, {policy.geometry}; the "
-            f"model has {geometry}: name the policy's model (--model), or train a policy of this "
-            "one (docs/your_model.md)"
+            f"model has {geometry}: load the model that this policy was trained for, or train a "
+            "policy of this one (docs/your_model.md)"
         )
 
 

@@ -173,6 +173,8 @@ def load_shard(name: str | Path | PolicySource) -> Shard:
             raise ValueError(f"its files do not cover {geometry}")
         digests = [content["files"][name]["sha256"] for name in names]
         dtype = DTYPES[content["weights"]]
+    if missing := [target / name for name in names if not (target / name).exists()]:
+        raise PolicyError(f"{missing[0]} is missing: copy or train this incomplete policy again")
     files = zip(names, digests, strict=True)
     states = [_read_head(target / name, digest, spec, dtype) for name, digest in files]
     rankers = HeadRankers.from_head_states(spec, states)

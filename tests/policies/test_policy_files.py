@@ -143,8 +143,8 @@ def test_geometry_check_names_both_sides(policy_dir):
         check_geometry(policy, other)
     assert str(error.value) == (
         f"policy {policy_dir} was trained for nano, 2 layers x 2 KV heads (4 query heads, head_dim "
-        "8); the model has 28 layers x 4 KV heads (28 query heads, head_dim 128): name the "
-        "policy's model (--model), or train a policy of this one (docs/your_model.md)"
+        "8); the model has 28 layers x 4 KV heads (28 query heads, head_dim 128): load the "
+        "model that this policy was trained for, or train a policy of this one (docs/your_model.md)"
     )
 
 

@@ -268,7 +268,7 @@ DAMAGES = [
     *((kind, name, "gone", ()) for kind in ("store", "results") for name in FILES[kind]
       if name != "rows.jsonl"),
     *(("policy", HEAD, damage, ("is damaged", "checksum")) for damage in ("short", "last bit")),
-    ("policy", HEAD, "gone", ("is missing",)),
+    ("policy", HEAD, "gone", ("is missing: copy or train this incomplete policy again",)),
     ("policy", "policy.json", "gone", ("has no policy.json: it is not a policy directory",)),
     ("store", RECORD, "gone", ("no sequence 0",)),
     ("store", "manifest.json", "gone", ("is not a trace store",)),
