@@ -163,7 +163,10 @@ def _take_names(function: Callable[..., Any]) -> Callable[..., Any]:
         if unknown := [name for name in options if name not in known.parameters]:
             near = did_you_mean(unknown[0], known.parameters) or "; `budget` says how much stays"
             raise TypeError(f"{function.__name__} has no argument {unknown[0]!r}{near}")
-        given = known.bind(*args, **options)
+        try:
+            given = known.bind(*args, **options)
+        except TypeError as error:
+            raise TypeError(f"{function.__name__}() {error}") from None
         sides = given.arguments["scorer"], given.arguments.get("allocator")
         if any(isinstance(side, str) for side in sides):
             scorer, allocator = import_own("policies").resolve_method(*sides)

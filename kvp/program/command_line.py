@@ -21,6 +21,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from kvp.errors import UsageError, did_you_mean
+from kvp.names import split_commas
 from kvp.version import __version__
 
 if TYPE_CHECKING:
@@ -145,6 +146,8 @@ def python_value(flag: Flag, value: object) -> object:
     if isinstance(value, list | tuple):
         names = [str(item) for item in value if isinstance(item, str | int | float)]
         if len(names) == len(value):
+            if parted := [name for name in names if len(split_commas(name)) > 1]:
+                raise UsageError(f"{flag.name}: {parted[0]!r} has a comma, which parts names")
             return parse_value(flag, ",".join(names))
         if flag.several:
             return tuple(value)

@@ -77,7 +77,6 @@ def test_programs_from_python_take_the_flags_as_keywords(tmp_path):
     with pytest.raises(UsageError, match="no protocol 'b'"):
         kvp.evaluate(out="o", protocols=["query_aware", "b"])  # a list in place of commas
     assert kvp.collect(out=str(tmp_path / "traces"), dry_run=True) is None
-    for name in PROGRAMS:
-        command = f"kvp {name} x --budgets 2.5%,a --out b"
-        with pytest.raises(UsageError, match=f"^l: kvp needs a; {command}, m$"), in_python():
-            raise UsageError(f"--l: kvp needs --a; {command}, --m")
+    for of in PROGRAMS:
+        with pytest.raises(UsageError, match=f"^kvp needs a; kvp {of} --b 5%,c, d$"), in_python():
+            raise UsageError(f"kvp needs --a; kvp {of} --b 5%,c, --d")

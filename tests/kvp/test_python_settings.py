@@ -17,7 +17,7 @@ EVAL_FLAGS = flags_of(EvalConfig)
     ("name", "given", "value"),
     [
         ("budgets", 64, "64"),
-        ("budgets", ["25%", 64], "25%,64"),
+        ("budgets", ["25%", 64, "a(b,c)"], "25%,64,a(b,c)"),
         ("out", Path("runs") / "x", "runs/x"),
         ("methods", "full", "full"),
         ("methods", ["full", max], ("full", max)),
@@ -32,6 +32,8 @@ def test_values_become_what_the_flag_has(name, given, value):
     ("program", "settings", "message"),
     [
         (kvp.train, {"traces": "x"}, "out is missing"),
+        (kvp.evicting, {"model": None, "scorer": "nano"}, "evicting() missing a required argument"),
+        (kvp.evaluate, {"out": "y", "policies": ["runs/a,b", "c"]}, "policies: 'runs/a,b' has a c"),
         (kvp.train, {"traces": "x", "out": "y", "steps": "five"}, "steps must be a whole number"),
         (kvp.train, {"traces": "x", "out": "y", "label": max}, "give its name, 'package.module:N"),
         (kvp.collect, {"out": "y", "data": max}, "data=<built-in function max> is an object"),
@@ -41,6 +43,6 @@ def test_values_become_what_the_flag_has(name, given, value):
     ],
 )
 def test_mistakes_are_one_line(program, settings, message, one_line):
-    with one_line(UsageError, message) as error:
+    with one_line((UsageError, TypeError), message) as error:
         program(**settings)
     assert "--" not in str(error.value)

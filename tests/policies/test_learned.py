@@ -8,7 +8,6 @@ import torch
 import policies.learned
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
-from kvp.scoring import View
 from policies import load_policy
 from policies.learned import Calibration, LearnedScorer
 from policies.ranker import HeadRankers, RankerSpec
@@ -48,8 +47,8 @@ def test_a_bundled_policy_says_which_model_it_is_for():
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_heads_are_layer_major(policy, make_view, layer):
     view = make_view(tokens=20, layer=layer, batch=3)
-    keys, values, positions = (x.to("meta") for x in (view.keys, view.values, view.positions))
-    policy.score(replace(view, keys=keys, values=values, positions=positions))  # moves no weight
+    elsewhere = {name: getattr(view, name).to("meta") for name in ("keys", "values", "positions")}
+    policy.score(replace(view, **elsewhere))  # moves no weight
     scores = policy.score(view)
     assert not scores.requires_grad
     for entry in range(3):
@@ -79,10 +78,7 @@ def test_contexts_far_longer_than_the_training_are_warned_of(policy, make_view, 
 def test_true_positions_count_not_indices(policy, make_view):
     """Rows that start elsewhere: positions decide, and the length is the last one + 1."""
     view, late = make_view(tokens=20), torch.arange(30, 50)
-    moved = View(
-        layer=1, keys=view.keys, values=view.values, budget=8,
-        positions=torch.stack([torch.arange(20), late]),
-    )  # fmt: skip
+    moved = replace(view, positions=torch.stack([torch.arange(20), late]))
     scores = policy.score(moved)
     torch.testing.assert_close(scores[0], policy.score(view)[0], rtol=1e-5, atol=1e-5)
     expected = policy.rankers(view.keys[1], view.values[1], late, 50, heads=slice(2, 4))
