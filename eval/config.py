@@ -33,7 +33,6 @@ NEEDS_POLICIES = (
 class PromptConfig(groups.DataConfig):
     """Prompts."""
 
-    data: str | None = None  # type: ignore[assignment]
     split: Literal["train", "validation", "test", "all"] = "test"
     """Which split of keys, values and haystack text (or rows) prompts come from. `all` takes every
     row of a file, for data that nothing was trained on."""

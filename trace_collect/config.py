@@ -22,6 +22,7 @@ class CollectConfig(
 ):
     """Which samples are collected, and which tensors are stored."""
 
+    data: str = "ruler"
     out: str = ""
     """What is written. A trace store, needed but for --dry_run: new, empty, or an interrupted one
     of the same settings, which is continued. Ranks of one run (`--rank`) may write it together. A

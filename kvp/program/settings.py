@@ -150,7 +150,7 @@ class TaskConfig(Group):
 class DataConfig(TaskConfig):
     """Data."""
 
-    data: str = "ruler"
+    data: str | None = None
     """Rows of your own: a file, a folder or a hub data set (`NAME` or `NAME:CONFIGURATION`), see
     docs/data.md. kvp collect also takes `ruler` and `chat` (generated prompts), and mixtures
     (`ruler:0.5,chat:0.3,FILE:0.2`); kvp eval, kvp tune and kvp evolve read it for the task `data`
