@@ -11,7 +11,7 @@ sum_{b=1}^{N-1} E_b = sum_r (r-1) w_{σ_r}. Costs are positive, lower is better;
 better (the paper's quotient of two negative rewards would have to be minimised).
 
 Tokens are the last axis; leading axes of `ranking` (samples, heads) broadcast over `importance`.
-Left out: which tokens take part (callers drop protected ones) and the optimiser.
+Callers decide which tokens take part (they drop protected ones) and have the optimiser.
 """
 
 from __future__ import annotations

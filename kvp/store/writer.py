@@ -1,8 +1,8 @@
 """Writing a trace store: whole sequences, each visible only when all of it is on disk.
 
 One process writes, or several workers do, each its own sequences. Kill a writer at any moment and a
-new one continues: committed sequences stay, everything else is written again. Left out: what to
-collect (`trace_collect`).
+new one continues: committed sequences stay, everything else is written again. `trace_collect`
+decides what is collected.
 """
 
 from __future__ import annotations
