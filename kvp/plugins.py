@@ -78,19 +78,19 @@ def import_object(name: str, what: str) -> Any:  # noqa: ANN401
         raise UsageError(f"{what} {name}{near}: cannot be loaded ({reason_of(error)})") from error
 
 
-def class_label(kind: str, thing: object) -> str:
+def class_label(kind: str, component: object) -> str:
     """A class, or the class of an object, in messages: `scorer Mine`."""
-    return f"{kind} {(thing if isinstance(thing, type) else type(thing)).__name__}"
+    return f"{kind} {(component if isinstance(component, type) else type(component)).__name__}"
 
 
-def instance_of(thing: object, label: str, options: Mapping[str, Any] | None = None) -> object:
+def instance_of(component: object, label: str, options: Mapping[str, Any] | None = None) -> object:
     """The object itself, or one of a class, made with `options`; UsageError begins with `label`."""
-    if not isinstance(thing, type):
+    if not isinstance(component, type):
         if options:
             raise UsageError(f"{label} is an object; options are for classes")
-        return thing
+        return component
     try:
-        return thing(**(options or {}))
+        return component(**(options or {}))
     except (KvpError, KeyboardInterrupt):
         raise
     except BaseException as error:  # foreign code: SystemExit and all
@@ -103,12 +103,12 @@ class OptionalParts:
     digest: str | None = None
     """SHA-256 of the file that it is made from."""
 
-    def __init__(self, thing: object) -> None:
-        self._thing = thing
+    def __init__(self, component: object) -> None:
+        self._component = component
 
     def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 - only what is asked for is read
         read = super().__getattribute__
-        return getattr(read("_thing"), name, read(name))
+        return getattr(read("_component"), name, read(name))
 
 
 def require(what: str, extra: str, *packages: str, error: type[KvpError] = UsageError) -> None:

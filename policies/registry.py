@@ -40,25 +40,26 @@ from policies.streaming_llm import StreamingLLM
 from policies.tova import TOVA
 from policies.windowkv import WindowKV
 
+ScorerSpec = str | Scorer | type[Scorer]
+AllocatorSpec = str | Allocator | type[Allocator]
 
-def make_scorer(
-    spec: str | Specification | Scorer | type[Scorer], *, policies: bool = False
-) -> Scorer:
+
+def make_scorer(spec: ScorerSpec | Specification, *, policies: bool = False) -> Scorer:
     """Build a scorer from a specification, also parsed, or a class; a scorer is returned.
 
     Raises UsageError on an unknown method (`policies`: policies are listed, too), preset or option,
     a value that is not allowed, an object that cannot be used or takes a built-in name.
     """
     known = {name: kind.build for name, kind in SCORERS.items()}
-    made, label = _build(spec, "method", {**known, **FROM_OUTSIDE}, policies=policies)
-    scorer = check_scorer(made, label)
+    component, label = _build(spec, "method", {**known, **FROM_OUTSIDE}, policies=policies)
+    scorer = check_scorer(component, label)
     special = {names.LEARNED: LearnedScorer, names.KVZAP: KVzap}
     builtin = {**SCORERS, **dict.fromkeys(names.OTHER_METHODS), **special}
     _check_name(scorer.name, type(scorer), label, builtin)
     return scorer
 
 
-def make_allocator(spec: str | Specification | Allocator | type[Allocator]) -> Allocator:
+def make_allocator(spec: AllocatorSpec | Specification) -> Allocator:
     """Build an allocator as `make_scorer` a scorer; PolicyError, too, on a damaged budget file."""
     known = {name: kind.build for name, kind in ALLOCATORS.items()}
     allocator: Allocator
@@ -84,24 +85,20 @@ Builder = Callable[[str | None, Mapping[str, names.Value]], object]
 def _build(
     spec: object, kind: str, known: Mapping[str, Builder], *, policies: bool = False
 ) -> tuple[Any, str]:
-    """What is named or given, and its name in messages; UsageError, naming the `kind`, for none."""
+    """A component and its label, its name in messages; UsageError, naming the `kind`, for none."""
     if not isinstance(spec, str | Specification):
         label = class_label(kind, spec)
         return instance_of(spec, label), label
-    written = Specification.parse(spec, kind) if isinstance(spec, str) else spec
-    label = f"{kind} {written.name}"
-    if written.base in known:
-        return known[written.base](written.argument, written.options), label
-    policy = written.text if policies else ""
-    names.check_name(kind, written.text, known, policy=policy)
-    thing = import_object(written.name, kind)
-    if isinstance(thing, type) and issubclass(thing, Component):
-        thing.check_options(written.options)
-    return instance_of(thing, label, written.options), label
-
-
-ScorerSpec = str | Scorer | type[Scorer]
-AllocatorSpec = str | Allocator | type[Allocator]
+    specification = Specification.parse(spec, kind) if isinstance(spec, str) else spec
+    label, options = f"{kind} {specification.name}", specification.options
+    if specification.base in known:
+        return known[specification.base](specification.argument, options), label
+    policy = specification.text if policies else ""
+    names.check_name(kind, specification.text, known, policy=policy)
+    component = import_object(specification.name, kind)
+    if isinstance(component, type) and issubclass(component, Component):
+        component.check_options(options)
+    return instance_of(component, label, options), label
 
 
 def split_sides(
@@ -156,13 +153,13 @@ def make_method(spec: ScorerSpec, allocator: AllocatorSpec | None = None) -> Sco
     """
     left, allocator = split_sides(spec, allocator)
     scorer = make_scorer(left)
-    made = make_allocator(names.UNIFORM if allocator is None else allocator)
-    if AllocatorParts(made).self_sized and sizes_of(scorer) is None:
+    allocator = make_allocator(names.UNIFORM if allocator is None else allocator)
+    if AllocatorParts(allocator).self_sized and sizes_of(scorer) is None:
         raise UsageError(
-            f"{scorer.name}+{made.name}: {scorer.name} does not say how many tokens it needs; "
-            f"choose an allocator other than {made.name}"
+            f"{scorer.name}+{allocator.name}: {scorer.name} does not say how many tokens it needs; "
+            f"choose an allocator other than {allocator.name}"
         )
-    return ScorerAndAllocator(scorer, made)
+    return ScorerAndAllocator(scorer, allocator)
 
 
 SCORERS: Mapping[str, type[BaseScorer]] = {
