@@ -11,12 +11,6 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from textwrap import shorten
 
-_COMMAND_OR_DASHES = re.compile(
-    r"(\bkvp (?:collect|train|eval|report|list|tune|evolve|merge|compress|lm-eval)\b"
-    r"(?:[^,;:.)]|[,;:.](?=\S))*)|(?<![\w-])--(?=[a-z])"
-)
-"""A command of kvp to the end of its clause, the only group, or the dashes before a flag."""
-
 
 class KvpError(Exception):
     """Base of every error a user can cause; its text is one line, whatever a file or name holds."""
@@ -90,5 +84,7 @@ def in_python() -> Iterator[None]:
     try:
         yield
     except KvpError as error:
-        error.args = (_COMMAND_OR_DASHES.sub(r"\1", str(error)),)
+        programs = "collect|train|eval|report|list|tune|evolve|merge|compress|lm-eval"
+        command = rf"\bkvp (?:{programs})\b(?:[^,;:.)]|[,;:.](?=\S))*"  # to the end of its clause
+        error.args = (re.sub(rf"({command})|(?<![\w-])--(?=[a-z])", r"\1", str(error)),)
         raise

@@ -8,7 +8,6 @@ policy was trained with the input `recent`: the last 32 queries then.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,7 +86,7 @@ class Calibration:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LearnedScorer:
-    """A trained policy as a scorer. It scores on the view's device; scores are float32."""
+    """A trained policy as a scorer. The first GPU gets all rankers; scores are float32."""
 
     rankers: HeadRankers
     """One ranker per KV head, layer-major: `geometry.total_kv_heads` of them."""
@@ -101,8 +100,6 @@ class LearnedScorer:
     """Where it was loaded from; None for one that was made in memory."""
     digest: str | None = None
     """SHA-256 of the index of that folder, likewise."""
-    _copies: dict[torch.device, HeadRankers] = field(default_factory=dict, init=False)
-    """Copies of the rankers on other devices, where views lie."""
 
     name = LEARNED
     """`label` says which policy it is."""
@@ -141,7 +138,8 @@ class LearnedScorer:
         """
         batch, heads, seen, _ = view.keys.shape
         tokens, rankers_of_view = seen - view.fed_again, self._rankers_of(view)
-        rankers = self._rankers_on(view.keys.device)
+        if view.keys.is_cuda and not self.rankers.score_weight.is_cuda:
+            self.rankers.to(view.keys.device)  # once: to layers elsewhere only their heads travel
 
         def flatten_batch(tensor: Tensor) -> Tensor:  # [B, H, N, ...] -> [H, B * tokens, ...]
             return tensor[:, :, :tokens].transpose(0, 1).flatten(1, 2)
@@ -155,7 +153,7 @@ class LearnedScorer:
         flat = [flatten_batch(tensor) for tensor in inputs]
         gaps = view.positions.ndim == 3  # the heads hold different tokens, with gaps
         parts = [
-            rankers(*(x[:, outer] for x in flat), heads=rankers_of_view, gaps=gaps)[:, inner]
+            self.rankers(*(x[:, outer] for x in flat), heads=rankers_of_view, gaps=gaps)[:, inner]
             for outer, inner in self._blocks(batch, tokens, view.keys.device.type)
         ]
         scores = torch.cat(parts, dim=-1)  # [H, B * tokens]
@@ -163,14 +161,6 @@ class LearnedScorer:
             scores = self.calibration.apply(scores, rankers_of_view)
         scores = scores.view(heads, batch, tokens).transpose(0, 1)
         return F.pad(scores, (0, view.fed_again)).contiguous()
-
-    def _rankers_on(self, device: torch.device) -> HeadRankers:
-        """The rankers, or a copy where they lie elsewhere: other threads may be using them."""
-        if self.rankers.score_weight.device == device:
-            return self.rankers
-        if device not in self._copies:
-            self._copies[device] = copy.deepcopy(self.rankers).to(device)
-        return self._copies[device]
 
     def _rankers_of(self, view: View) -> slice:
         """Which rankers score a view; PolicyError for another geometry's, warns of a long one."""

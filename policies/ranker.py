@@ -232,7 +232,7 @@ class HeadRankers(nn.Module):
         gapped_positions = positions.expand(count, -1) if gaps else None  # [a, N]
         inputs = _make_inputs(spec, keys, values, positions, length, recent)
         tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        weights = {name: tensor[heads] for name, tensor in tensors.items()}  # [a, ...] each
+        weights = {name: part[heads].to(keys.device) for name, part in tensors.items()}  # [a, ...]
         if stacked is None:  # what is faster, docs/results/speed.md
             stacked = keys.device.type != "cpu" or self.dtype == torch.bfloat16
         if stacked:
