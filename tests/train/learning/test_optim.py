@@ -8,15 +8,7 @@ import torch
 from torch import nn
 
 from policies.ranker import HeadRankers, RankerSpec
-from train.learning.optim import (
-    Muon,
-    average_decay,
-    clip_per_head,
-    is_matrix,
-    learning_rate_factor,
-    orthogonalise_matrices,
-    update_average,
-)
+from train.learning import optim
 
 
 @pytest.mark.parametrize(
@@ -32,9 +24,9 @@ from train.learning.optim import (
     ],
 )
 def test_schedule_by_hand(step, factor):
-    value = learning_rate_factor(step, steps=2_100, warmup=100, final_factor=0.01)
+    value = optim.learning_rate_factor(step, steps=2_100, warmup=100, final_factor=0.01)
     assert value == pytest.approx(factor, abs=1e-12)
-    assert learning_rate_factor(0, steps=1, warmup=0, final_factor=0.1) == 1.0
+    assert optim.learning_rate_factor(0, steps=1, warmup=0, final_factor=0.1) == 1.0
 
 
 def test_clip_per_head_equals_separate_clipping():
@@ -52,7 +44,7 @@ def test_clip_per_head_equals_separate_clipping():
             one.grad = parameter.grad[head].clone()
         norm = torch.nn.utils.clip_grad_norm_(copies, 5.0)
         alone.append((norm, copies))
-    norms = clip_per_head(parameters, 5.0)
+    norms = optim.clip_per_head(parameters, 5.0)
     assert norms[0] < 5 < norms[2]
     for head, (norm, copies) in enumerate(alone):
         torch.testing.assert_close(norms[head], norm)
@@ -65,7 +57,7 @@ def test_clip_per_head_equals_separate_clipping():
     [(1, 0.0), (20, 0.0), (21, 2 / 11), (110, 91 / 100), (910, 891 / 900), (911, 0.99)],
 )
 def test_averaging_starts_softly_after_the_warmup(step, decay):
-    assert average_decay(step, warmup=20, ema=0.99) == pytest.approx(decay)
+    assert optim.average_decay(step, warmup=20, ema=0.99) == pytest.approx(decay)
 
 
 def test_average_by_hand():
@@ -74,9 +66,9 @@ def test_average_by_hand():
         nn.init.constant_(parameter, 1.0)
     for parameter in model.parameters():
         nn.init.constant_(parameter, 3.0)
-    update_average(mean, model, 0.75)
+    optim.update_average(mean, model, 0.75)
     assert mean.weight.item() == pytest.approx(1.5)
-    update_average(mean, model, 0.0)
+    optim.update_average(mean, model, 0.0)
     assert mean.bias.item() == 3.0
 
 
@@ -96,7 +88,7 @@ def rankers_with_gradients(seed=0):
 @pytest.mark.parametrize("shape", [(6, 20), (20, 6), (10, 10)])
 def test_directions_are_kept_and_lengths_made_equal(shape):
     matrices = torch.randn(HEADS, *shape, generator=torch.Generator().manual_seed(1))
-    result = orthogonalise_matrices(matrices)
+    result = optim.orthogonalise_matrices(matrices)
     left, lengths, right = torch.linalg.svd(matrices, full_matrices=False)
     inside = left.transpose(1, 2) @ result @ right.transpose(1, 2)
     diagonal = inside.diagonal(dim1=1, dim2=2)
@@ -105,15 +97,15 @@ def test_directions_are_kept_and_lengths_made_equal(shape):
     assert diagonal[long].min() > 0.6
     assert diagonal[long].max() < 1.3
     assert (inside - torch.diag_embed(diagonal)).abs().max() < 1e-4
-    assert not orthogonalise_matrices(torch.zeros(HEADS, *shape)).any()
+    assert not optim.orthogonalise_matrices(torch.zeros(HEADS, *shape)).any()
 
 
 def test_matrices_step_as_in_pytorch_but_for_its_bfloat16():
     rankers = rankers_with_gradients()
     before = {name: weight.detach().clone() for name, weight in rankers.named_parameters()}
-    Muon(rankers, lr=0.01, weight_decay=0.1).step()
+    optim.Muon(rankers, lr=0.01, weight_decay=0.1).step()
     for name, weight in rankers.named_parameters():
-        if not is_matrix(name, weight):
+        if not optim.is_matrix(name, weight):
             continue
         for head in range(HEADS):
             single = torch.nn.Parameter(before[name][head].clone())
@@ -132,17 +124,19 @@ def test_everything_else_steps_as_adamw_does():
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         other.grad = mine.grad.clone()
     adamw = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.1, fused=True)
-    muon = Muon(ours, lr=0.01, weight_decay=0.1)
+    muon = optim.Muon(ours, lr=0.01, weight_decay=0.1)
     for _ in range(3):
         muon.step()
         adamw.step()
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(mine, other) != is_matrix(name, mine), name
+        assert torch.equal(mine, other) != optim.is_matrix(name, mine), name
 
 
 def test_only_matrices_that_map_vectors_to_vectors_are_orthogonalised():
     def names(rankers):
-        return {name for name, weight in rankers.named_parameters() if is_matrix(name, weight)}
+        return {
+            name for name, weight in rankers.named_parameters() if optim.is_matrix(name, weight)
+        }
 
     inner = {"key_weight", "value_weight", "first_weight", "second_weight"}
     paper = RankerSpec(head_dim=8, architecture="paper", hidden=12, max_positions=16)
