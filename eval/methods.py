@@ -145,7 +145,7 @@ def refuse_namesakes(methods: Iterable[Method]) -> None:
     named: dict[object, tuple[object, Specification | None]] = {}
     for method in methods:
         for name, made, written in (
-            (method.ranking, method.scorer, method.written_scorer),
+            (method.scorer_key, method.scorer, method.written_scorer),
             (method.allocator, method.allocator_object, method.written_allocator),
         ):
             earlier, before = named.setdefault(name, (made, written))

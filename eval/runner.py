@@ -217,7 +217,7 @@ def select_for_methods(
     tokens = start.tokens
     shrinking = [method for method in methods if method.shrinks(tokens)]
     yield from ((one, all_tokens(start)) for one in methods if not one.shrinks(tokens))
-    for same in group_by(shrinking, lambda method: method.ranking).values():
+    for same in group_by(shrinking, lambda method: method.scorer_key).values():
         scorer = same[0].scorer
         assert scorer is not None, "the full cache keeps everything"
         choices = [Choice(one.tokens(tokens), one.protection, one.allocator_object) for one in same]

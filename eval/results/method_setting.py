@@ -69,7 +69,7 @@ class MethodSetting:
         }  # fmt: skip
 
     @property
-    def ranking(self) -> tuple[str, str, str | None]:
+    def scorer_key(self) -> tuple[str, str, str | None]:
         """What scores the tokens; equal for settings that differ only in the use of scores."""
         return self.method, self.variant, self.policy
 
@@ -88,7 +88,7 @@ class MethodSetting:
         allocator = "" if self.allocator == UNIFORM else f"+{self.allocator}"
         if self.variant == DEFAULT_VARIANT:
             return f"{self._named}{allocator}"
-        options = "=" in self.variant and "(" not in self.variant
+        options = re.match(r"\w+=", self.variant)  # a preset may be a file: runs/lr=1
         variant = f"({self.variant})" if options else f":{self.variant}"
         return f"{self._named}{variant}{allocator}"
 

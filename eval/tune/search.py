@@ -58,7 +58,7 @@ class SearchSpace:
 
     def scorer_spec(self, setting: Method) -> str:
         """How `--methods` names a setting's scorer: `snapkv(window=16)`, `mine:Mine(step=2)`."""
-        if setting.ranking == self.seeds[0].ranking:
+        if setting.scorer_key == self.seeds[0].scorer_key:
             return self.scorer
         assert isinstance(setting.scorer, Component)  # no other scorer has settings
         written, made = Specification.split(self.scorer), setting.scorer

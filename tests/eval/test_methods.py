@@ -133,7 +133,7 @@ def test_allocators_apply_to_methods_that_name_none():
     ]  # fmt: skip
     assert methods[1].allocator_object is None
     assert methods[1].scorer is methods[2].scorer
-    assert methods[1].ranking == methods[2].ranking
+    assert methods[1].scorer_key == methods[2].scorer_key
     presets = ["snapkv(window=9)+ada(safeguard=0.5)", "h2o+global:kvzip"]
     assert _specs(",".join(presets)) == presets
 
