@@ -53,7 +53,7 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
             name = "The best null (a control that reads no content)"
         score = _score(comparison, other, best.budget)
         verdict = _verdict(comparison, first, gaps.get(other), other in significant)
-        lines.append(f"{name}, {_named(comparison, best, other)}, {score}{verdict}.")
+        lines.append(f"{name}, {_describe(comparison, best, other)}, {score}{verdict}.")
     open_ones = [gap for other, gap in gaps.items() if other not in significant]
     return [*lines, *filter(None, [_notes(comparison, best, [*gaps.values()], open_ones)])]
 
@@ -106,7 +106,7 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     """Scores of the first method, the full cache and the first with equal counts, if run."""
     first, budget = best.settings[0], best.budget
     name = f"{first.label}{_trained_share(comparison, first)}"
-    name = name if best.learned else f"the best method, {_named(comparison, best, first)},"
+    name = name if best.learned else f"the best method, {_describe(comparison, best, first)},"
     place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
     score = _score(comparison, first, budget).replace("(", "(95 % interval ")
     words = f"{name} {score}"
@@ -143,7 +143,7 @@ def _trained_share(comparison: Comparison, setting: MethodSetting) -> str:
     return f", trained on {'this task' if len(tasks) == 1 else those}," if number else ""
 
 
-def _named(comparison: Comparison, best: Best, setting: MethodSetting) -> str:
+def _describe(comparison: Comparison, best: Best, setting: MethodSetting) -> str:
     """A label, its ties (nulls with nulls alone), and how it was chosen if others do not count."""
 
     def place(other: MethodSetting) -> tuple[bool, float]:
