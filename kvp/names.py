@@ -263,6 +263,5 @@ def split_list(text: str) -> tuple[str, ...]:
 
 
 def split_commas(text: str) -> tuple[str, ...]:
-    """The same with repeats."""
-    parts = (part.strip() for part in re.findall(r"(?:\([^()]*\)|[^,])+", text))
-    return tuple(filter(None, parts))
+    """Parts as of `split_list`, with repeats."""
+    return tuple(filter(None, map(str.strip, re.findall(r"(?:\([^()]*\)|[^,])+", text))))

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from inspect import getattr_static
 from typing import Any
 
 from kvp.errors import KvpError, UsageError, did_you_mean, name_meant, reason_of
@@ -107,8 +108,11 @@ class OptionalParts:
         self._component = component
 
     def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 - only what is asked for is read
-        read = super().__getattribute__
-        return getattr(read("_component"), name, read(name))
+        component, default = map(super().__getattribute__, ("_component", name))
+        if getattr_static(component, name, None) is None:  # else a property that fails is told
+            return getattr(component, name, default)
+        with user_errors(component, f"{type(component).__name__}.{name}"):
+            return getattr(component, name)
 
 
 def require(what: str, extra: str, *packages: str, error: type[KvpError] = UsageError) -> None:

@@ -82,7 +82,7 @@ class Needs:
         least = {"queries": ALL_QUERIES, "hidden_after": 0, "text": 0, "layer_group": AUTO_GROUP}
         for name in least:
             if isinstance(n := getattr(self, name), bool) or (n is not None and n < least[name]):
-                raise ValueError(f"Needs({name}={n}): no number of tokens, {least[name]} or more")
+                raise ValueError(f"Needs({name}={n}): not a number of tokens, {least[name]} or more")
         if self.every_state and self.hidden_after is None:
             raise ValueError("Needs(every_state=True) needs hidden_after, too: 0 or more tokens")
 

@@ -126,10 +126,7 @@ def group_policies(records: Iterable[Mapping[str, Any]]) -> dict[str | None, str
     """
     seeds = {row["policy"]: row["policy_seed"] for row in records if row["policy"] is not None}
     end = r"[-_. ]*(seed|s)?[-_. ]*(?<!\d)(?<!\d\.)%d\Z"
-    names = {
-        label: label if seed is None else re.sub(end % seed, "", label)
-        for label, seed in seeds.items()
-    }
+    names = {one: one if n is None else re.sub(end % n, "", one) for one, n in seeds.items()}
     for name, same in group_by(seeds, names.__getitem__).items():
         alone = len(same) == 1 and same[0].removeprefix(name).isdigit()
         if alone or len({seeds[label] for label in same} - {None}) < len(same):

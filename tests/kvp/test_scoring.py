@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvp.errors import UsageError
-from kvp.scoring import Needs, View, group_budgets, score_layers, score_prompt
+from kvp.scoring import Needs, View, group_budgets, needs_of, score_layers, score_prompt
 
 
 @pytest.mark.parametrize("name", ["queries", "hidden_after", "text", "layer_group"])
@@ -67,6 +67,9 @@ def test_a_budget_that_is_not_declared_is_none():
 
 
 def test_no_tensor_of_a_view_may_be_written_to():
+    unread = type("Mine", (), {"needs": property(lambda self: Needs(queries=self.windw))})()
+    with pytest.raises(UsageError, match=r"Mine.needs failed .*has no attribute 'windw'"):
+        needs_of(unread)  # not the default: a property that fails is there
     scorer = _ByNorm(Needs())
     scorer.score = lambda view: view.positions.add_(1) * view.keys.norm(dim=-1)
     with pytest.raises(UsageError, match="method by_norm writes to its view: copy first"):

@@ -76,7 +76,7 @@ class Label:
             raise UsageError(f"{what} returned NaN or infinity")
         if bool((importance < 0).any()):
             raise UsageError(f"{what} returned negative importance")
-        return importance
+        return importance.float()
 
     @staticmethod
     def add(stored: Tensor, computed: Tensor) -> Tensor:

@@ -50,8 +50,6 @@ class Batch:
 
 Objective = Callable[[Batch, Recipe], tuple[Tensor, dict[str, float]]]
 """Loss of every head, [A], of which the sum is minimised, and numbers for the log."""
-LOGGED = ("train/loss/", "train/flat_share/", "train/gradient_norm/", "train/lr/", "held_out/")
-"""Numbers of the log, and a folder of them, that are kvp's own."""
 
 
 def load_objective(name: str) -> Objective:
@@ -74,7 +72,8 @@ def compute_losses(
             case other:
                 kind = type(other).__name__
                 raise UsageError(f"{what} returned {kind}, expected losses and a dict of numbers")
-        if taken := [name for name in logged if f"{name}/".startswith(LOGGED)]:
+        own = ("train/loss/", "train/flat_share/", "train/gradient_norm/", "train/lr/", "held_out/")
+        if taken := [name for name in logged if f"{name}/".startswith(own)]:
             raise UsageError(f"{what} returned a number called {taken[0]}, as kvp's own: rename it")
         heads = batch.counted.shape[1]
         if losses.ndim != 1 or len(losses) != heads:
@@ -103,7 +102,8 @@ def make_objective(loss: Callable[[Tensor, Tensor], Tensor]) -> Objective:
     """The objective of a loss of scores and importance, [A, N] each -> [A]: mean over contexts."""
 
     def objective(batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, float]]:
-        losses = [loss(s, w) for s, w in zip(batch.scores, batch.importances, strict=True)]
+        with user_errors(loss, f"--objective {recipe.objective}: its loss"):
+            losses = [loss(s, w) for s, w in zip(batch.scores, batch.importances, strict=True)]
         return batch.mean(torch.stack(losses)), {}
 
     return objective

@@ -104,7 +104,7 @@ def build_samples(
         for sample in samples:
             _check_sample(sample, task, f"--tasks {name}: build made")
             if (tokens := count_prompt_tokens(sample, tokenizer)) > settings.length:
-                long = f"{sample.id} has {tokens} tokens, more than --length (settings.length)"
+                long = f"{sample.id} has {tokens} tokens, more than --length {settings.length}"
                 raise UsageError(f"--tasks {name}: build made too long a prompt: {long}")
         return Source.of(samples, getattr(built, "notes", ()))
 
@@ -121,6 +121,7 @@ def _check_sample(sample: object, task: Task, made: str) -> None:
             "str": ("a text", isinstance(value, str)),
             "int": ("a whole number above 0", type(value) is int and value > 0),
             "tuple[str, ...]": ("a tuple of texts", texts),
+            "tuple[int, ...]": ("a tuple of integers", isinstance(value, tuple)),
             "Mapping[str, str | float]": ("a mapping", isinstance(value, Mapping)),
         }.get(str(item.type), ("", True))
         if item.name in choices:
@@ -132,8 +133,9 @@ def _check_sample(sample: object, task: Task, made: str) -> None:
 def expand_tasks(names: Sequence[str]) -> tuple[str, ...]:
     """Task names with groups expanded, without repeats; raises UsageError on an unknown one."""
     chosen = dict.fromkeys(chain.from_iterable(GROUPS.get(name, (name,)) for name in names))
-    for name in chosen:
-        find_task(name)
+    made = [find_task(name).name for name in chosen]
+    if twice := [name for name in made if made.count(name) > 1]:
+        raise UsageError(f"--tasks: two tasks are called {twice[0]!r}: rename one")
     return tuple(chosen)
 
 

@@ -92,8 +92,10 @@ def test_a_task_from_python(module):
     assert find_task("reversed") is mine
     with pytest.raises(UsageError, match="task 'vt': kvp has its own of this name"):
         named_tasks([replace(mine, name="vt")])
-    with pytest.raises(UsageError, match="two tasks are called 'reversed': rename one"):
-        named_tasks([mine, replace(mine)])
+    for check, given in ((named_tasks, [mine, replace(mine)]),
+                         (expand_tasks, ["reversed", f"{module}:Reversed"])):  # fmt: skip
+        with pytest.raises(UsageError, match="two tasks are called 'reversed': rename one"):
+            check(given)
 
 
 def test_a_task_may_be_a_generator_and_gives_as_many_samples_as_requested(module, tokenizer):
