@@ -80,9 +80,9 @@ class Needs:
 
     def __post_init__(self) -> None:
         least = {"queries": ALL_QUERIES, "hidden_after": 0, "text": 0, "layer_group": AUTO_GROUP}
-        for name in least:
-            if isinstance(n := getattr(self, name), bool) or (n is not None and n < least[name]):
-                raise ValueError(f"Needs({name}={n}): not a number of tokens, {least[name]} or more")
+        for name, low in least.items():
+            if isinstance(n := getattr(self, name), bool) or (n is not None and n < low):
+                raise ValueError(f"Needs({name}={n}): expected a number of tokens, {low} or more")
         if self.every_state and self.hidden_after is None:
             raise ValueError("Needs(every_state=True) needs hidden_after, too: 0 or more tokens")
 
