@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial, wraps
 from inspect import signature
 from types import ModuleType
@@ -127,6 +127,8 @@ def _config(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa
     from kvp.program.command_line import flags_of, make_config, python_value
 
     if not isinstance(tasks := settings.get("tasks", ""), str | None):  # names and objects
+        if not isinstance(tasks, Iterable):
+            raise UsageError(f"tasks={tasks!r:.60} is an object; put it in a list")
         if settings.get("engine") == "ray" and not all(isinstance(task, str) for task in tasks):
             raise UsageError("engine='ray' takes tasks by name: objects stay in a process")
         settings = {**settings, "tasks": import_own("kvp.data.tasks").named_tasks(tasks)}
@@ -169,10 +171,8 @@ def _take_names(function: Callable[..., Any]) -> Callable[..., Any]:
             raise TypeError(f"{function.__name__}() {error}") from None
         sides = given.arguments["scorer"], given.arguments.get("allocator")
         if any(isinstance(side, str) for side in sides):
-            scorer, allocator = import_own("policies").resolve_method(*sides)
-            given.arguments["scorer"] = scorer
-            if allocator is not None:
-                given.arguments["allocator"] = allocator
+            made = import_own("policies").resolve_method(*sides)
+            given.arguments["scorer"], given.arguments["allocator"] = made
         return function(*given.args, **given.kwargs)
 
     return taking_names

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
-from kvp.plugins import OptionalParts, user_errors
+from kvp.plugins import OptionalParts, class_label, instance_of, user_errors
 from kvp.rope import Rope
 
 ALL_QUERIES = -1
@@ -189,7 +189,8 @@ def needs_of(scorer: Scorer) -> Needs:
 
 
 def check_scorer(thing: Any, label: str, hint: str = "") -> Scorer:  # noqa: ANN401
-    """The object itself; UsageError, from `label` to `hint`, where it is no scorer."""
+    """It, or one of a class; UsageError, from `label` to `hint`, where that is no scorer."""
+    thing = instance_of(thing, class_label("scorer", thing))
     with user_errors(thing, label):
         missing = ", ".join(part for part in ("name", "score") if not hasattr(thing, part))
         if missing or not isinstance(needs_of(thing), Needs):
@@ -198,11 +199,13 @@ def check_scorer(thing: Any, label: str, hint: str = "") -> Scorer:  # noqa: ANN
     return cast(Scorer, thing)
 
 
-def check_allocator(thing: object, label: str, hint: str = "") -> None:
-    """Raise UsageError, from `label` to `hint`, where it is no `kvp.ranking.Allocator`."""
+def check_allocator(thing: Any, label: str, hint: str = "") -> Any:  # noqa: ANN401
+    """The same for a `kvp.ranking.Allocator`."""
+    thing = instance_of(thing, class_label("allocator", thing))
     with user_errors(thing, label):
         if not hasattr(thing, "name") or not hasattr(thing, "allocate"):
             raise UsageError(f"{label} is no allocator: it takes name and allocate(request){hint}")
+    return thing
 
 
 def label_of(scorer: Scorer) -> str:

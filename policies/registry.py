@@ -61,10 +61,8 @@ def make_scorer(spec: ScorerSpec | Specification, *, policies: bool = False) -> 
 
 def make_allocator(spec: AllocatorSpec | Specification) -> Allocator:
     """Build an allocator as `make_scorer` a scorer; PolicyError, too, on a damaged budget file."""
-    known = {name: kind.build for name, kind in ALLOCATORS.items()}
-    allocator: Allocator
-    allocator, label = _build(spec, "allocator", known)
-    check_allocator(allocator, label)
+    made, label = _build(spec, "allocator", {name: ALLOCATORS[name].build for name in ALLOCATORS})
+    allocator: Allocator = check_allocator(made, label)
     _check_name(allocator.name, type(allocator), label, ALLOCATORS)
     return allocator
 

@@ -29,7 +29,7 @@ from kvp.hf.visibility import EMPTY
 from kvp.messages import Text, check_text, render_chat
 from kvp.model_fingerprint import can_turn, is_norm, norms_digest, rope_facts
 from kvp.ranking import Allocator, Protection, protection_of
-from kvp.scoring import Scorer
+from kvp.scoring import Scorer, check_allocator, check_scorer
 
 
 def context_ids(text: Text, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -55,11 +55,11 @@ def compress(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     text: Text,
-    scorer: Scorer,
+    scorer: str | Scorer | type[Scorer],
     budget: int | str | Budget = "12.5%",
     *,
     protection: Protection | str | None = None,
-    allocator: Allocator | None = None,
+    allocator: str | Allocator | type[Allocator] | None = None,
 ) -> Context:
     """Read `text` once and keep `budget` tokens per KV head, every head its own.
 
@@ -72,6 +72,8 @@ def compress(
     """
     inner, protection = unwrap_model(model), protection_of(protection)
     check_context_model(inner)
+    scorer = check_scorer(scorer, repr(scorer))
+    allocator = None if allocator is None else check_allocator(allocator, repr(allocator))
     ids, asked = context_ids(text, tokenizer), parse_budget(budget)
     check_length(len(ids), context_limit(inner.config))
     plan, facts = plan_context(scorer, asked, len(ids), protection, allocator)

@@ -34,7 +34,6 @@ from kvp.hf.model_identity import warn_of_another_model
 from kvp.hf.prefill import prefill
 from kvp.hf.scorer_inputs import check_inputs, reads_text
 from kvp.hf.shrink import EvictionRule, check_repeatable, shrink
-from kvp.plugins import class_label, instance_of
 from kvp.ranking import Allocator, Protection, check_geometry, kept_tokens, protection_of
 from kvp.scoring import Needs, Scorer, check_allocator, check_scorer, needs_of
 
@@ -119,18 +118,16 @@ def evicting(
 
 def _prepare_rule(
     model: PreTrainedModel, scorer: str | Scorer | type[Scorer], budget: int | str | Budget,
-    protection: Protection | str | None, allocator: str | Allocator | type[Allocator] | None,
+    protection: Protection | str | None, allocator: Any,  # noqa: ANN401
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[PreTrainedModel, EvictionRule]:  # fmt: skip
     """Unwrap the model and make the rule, if both fit together; raises and warns as `evicting`."""
     model = unwrap_model(model)
     refuse_inside_block(model)
-    made = instance_of(scorer, class_label("scorer", scorer))
-    made_scorer = check_scorer(made, repr(scorer), "; pass make_scorer(...) or load_policy(...)")
-    made_allocator: Any = instance_of(allocator, class_label("allocator", allocator))
+    scorer = check_scorer(scorer, repr(scorer), "; pass make_scorer(...) or load_policy(...)")
     if allocator is not None:
-        check_allocator(made_allocator, repr(allocator), "; pass make_allocator(...)")
-    needs, method = needs_of(made_scorer), f"method {made_scorer.name}"
+        allocator = check_allocator(allocator, repr(allocator), "; pass make_allocator(...)")
+    needs, method = needs_of(scorer), f"method {scorer.name}"
     if needs.future:
         raise UsageError(f"{method} needs the future: it only runs on observed traces")
     if tokenizer is None and reads_text(needs):
@@ -139,14 +136,14 @@ def _prepare_rule(
             "thing that load_model returns"
         )
     rule = EvictionRule(
-        scorer=made_scorer, allocator=made_allocator,
+        scorer=scorer, allocator=allocator,
         budget=parse_budget(budget), protection=protection_of(protection),
     )  # fmt: skip
     with calling(model):  # left alone, also where another thread is in a block
         check_model(model)
-        check_inputs(model, [made_scorer])
-    check_geometry(made_scorer, geometry_of(model.config), made_allocator)
-    warn_of_another_model(model, made_scorer)
+        check_inputs(model, [scorer])
+    check_geometry(scorer, geometry_of(model.config), allocator)
+    warn_of_another_model(model, scorer)
     return model, rule
 
 
@@ -212,8 +209,7 @@ class EvictingBlock(AbstractContextManager[Kept]):
     def generate(self, run: Callable[..., Any], _: Call, *args: object, **kwargs: object) -> object:
         """Run `generate(...)`; afterwards `kept` describes the cache of the answer alone."""
         model = self.evictor.model
-        arguments = {**dict(zip(("inputs",), args, strict=False)), **kwargs}
-        end = count_prompt_end(model, arguments)
+        end = count_prompt_end(model, {**dict(zip(("inputs",), args, strict=False)), **kwargs})
         with install_dispatch(model), calling(model, self, prompt_end=end):
             return run(*args, **kwargs)
 

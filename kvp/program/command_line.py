@@ -153,9 +153,9 @@ def python_value(flag: Flag, value: object) -> object:
             return tuple(value)
     if value is not None and not isinstance(value, str | int | float):
         shown = textwrap.shorten(repr(value), width=60, placeholder="...")
-        raise UsageError(
-            f"{flag.name}={shown} is an object; give its name, 'package.module:NAME', or a path"
-        )
+        mend = "give its name, 'package.module:NAME', or a path"
+        mend = "put it in a list" if flag.several else mend
+        raise UsageError(f"{flag.name}={shown} is an object; {mend}")
     if flag.kind is str and not flag.choices and isinstance(value, int | float):
         value = str(value)
     return parse_value(flag, value)
@@ -305,9 +305,7 @@ def _values(
     flags: Mapping[str, Flag], from_files: Mapping[str, Any], given: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
     """Settings by name: those of files, under arguments and flags."""
-    settings: dict[str, Any] = {
-        name: parse_value(flags[name], value) for name, value in from_files.items()
-    }
+    settings = {name: parse_value(flags[name], value) for name, value in from_files.items()}
     if unknown := [value for name, value in given if not name]:
         raise UsageError(f"unknown argument {unknown[0]!r}")
     for flag in (flags[name] for name in dict(given) if name in flags):

@@ -39,6 +39,8 @@ def test_values_become_what_the_flag_has(name, given, value):
         (kvp.collect, {"out": "y", "data": max}, "data=<built-in function max> is an object"),
         (kvp.evaluate, {"out": "y", "data": pd.DataFrame({"a": [1, 2]})}, "is an object; give"),
         (kvp.evaluate, {"out": "y", "methods": "full", "taks": "vt"}, "did you mean tasks?"),
+        (kvp.evaluate, {"out": "y", "methods": max}, "is an object; put it in a list"),
+        (kvp.evaluate, {"out": "y", "tasks": max}, "is an object; put it in a list"),
         (kvp.evaluate, {"out": "y", "depths": [None]}, "depths=[None] is an object; give its name"),
     ],
 )

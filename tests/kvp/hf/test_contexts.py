@@ -74,7 +74,7 @@ def test_generate_answers_from_a_context(allocator, nano, words):
     """`generate` feeds the question alone."""
     grass = 14 * "The grass is green. The sky is blue. The sun is yellow. Here we go. "
     text = grass + "One of the special magic numbers for lazy-cat is: 4821973. " + grass
-    split = allocator and make_allocator(allocator)
+    split = allocator and type(make_allocator(allocator))
     context = compress(nano, words, text, load_policy("nano"), "12.5%", allocator=split)
     counts = {count for layer in context.facts.counts or [[context.facts.kept]] for count in layer}
     assert (len(counts) > 2) is bool(allocator)

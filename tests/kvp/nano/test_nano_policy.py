@@ -104,7 +104,7 @@ def test_words_of_the_command_line_and_scorers_without_needs_are_taken(kind):
             model(ids)
         assert kept.positions(0, 0)[0] == first
         made = compress(model, tokenizer, text, scorer, 32, protection=word)
-        assert made.facts.kept == 32
+        assert (made.facts.kept, made.facts.policy) == (32, "newest")
 
 
 def test_names_that_mean_nothing_are_one_line(one_line):
