@@ -21,12 +21,13 @@ import numpy as np
 from llama_cpp import Llama
 from rich.filesize import decimal
 
+from kvp import resolve_method
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import ContextError, UsageError
 from kvp.geometry import Geometry
 from kvp.llamacpp.decoder import Decoder
 from kvp.llamacpp.state import SequenceState
-from kvp.ranking import Choice, Protection, kept_tokens, score_and_select
+from kvp.ranking import Choice, Protection, kept_tokens, protection_of, score_and_select
 from kvp.scoring import Scorer, needs_of
 
 LONGEST = 1 << 20
@@ -116,8 +117,9 @@ class Cells:
 
 
 def shrink(
-    llama: Llama, scorer: Scorer, budget: int | str | Budget, protection: Protection | None = None
-) -> Cells:
+    llama: Llama, scorer: str | Scorer | type[Scorer], budget: int | str | Budget,
+    protection: Protection | str | None = None,
+) -> Cells:  # fmt: skip
     """Keep `budget` tokens per head of what `llama` has read, by `scorer`; it goes on from there.
 
     Kept keys and values keep their bytes. `llama.eval` and `generate` continue, as does a
@@ -136,7 +138,7 @@ def shrink(
         ModelError, ContextError: not a cache that kvp can cut; nothing has been changed.
         PolicyError: the policy is of another model.
     """
-    decoder, protection = _decoder(llama), _protection(protection, scorer)
+    decoder, scorer, protection = _prepare(llama, scorer, protection)
     state = decoder.read()
     seen = int(state.positions[-1]) + 1
     tokens = llama.input_ids[: llama.n_tokens].tolist()
@@ -175,8 +177,9 @@ def _read_anew_before(floor: int, reference: Callable[[], Any]) -> None:
 
 @contextmanager
 def bounded(
-    llama: Llama, scorer: Scorer, cells: int | None = None, protection: Protection | None = None
-) -> Iterator[Cells]:
+    llama: Llama, scorer: str | Scorer | type[Scorer], cells: int | None = None,
+    protection: Protection | str | None = None,
+) -> Iterator[Cells]:  # fmt: skip
     """Let `llama` read and write texts of any length within `cells` cells.
 
     Inside the block all of llama-cpp-python's methods (`eval`, `generate`, `create_completion`,
@@ -203,8 +206,8 @@ def bounded(
             within another `bounded`, with `logits_all`, a cache or a draft model; ModelError and
             PolicyError as for `shrink`.
     """
-    protection = _protection(protection, scorer)
-    decoder, least = _decoder(llama), 4 * max(protection.tokens, 8)
+    decoder, scorer, protection = _prepare(llama, scorer, protection)
+    least = 4 * max(protection.tokens, 8)
     bound = _BoundedSequence(decoder, scorer, _choose_most(llama, cells, least), protection)
     saved = {"_n_ctx": llama._n_ctx, "input_ids": llama.input_ids}
     vars(llama).pop("eval", None)
@@ -240,16 +243,17 @@ def _choose_most(llama: Llama, cells: int | None, least: int) -> int:
     return cells
 
 
-def _decoder(llama: Llama) -> Decoder:
+def _prepare(
+    llama: Llama, method: str | Scorer | type[Scorer], asked: Protection | str | None
+) -> tuple[Decoder, Scorer, Protection]:
     decoder = Decoder.of(llama)
     if isinstance(getattr(llama.eval, "__self__", None), _BoundedSequence):
         raise UsageError("this Llama is within bounded, which evicts by itself: leave that first")
-    return decoder
-
-
-def _protection(asked: Protection | None, scorer: Scorer) -> Protection:
-    asked = asked or Protection()
-    return replace(asked, recents=max(asked.recents, int(needs_of(scorer).queries > 0)))
+    (scorer, allocator), protection = resolve_method(method), protection_of(asked)
+    if allocator is not None:
+        raise UsageError(f"in llama.cpp all heads keep equally many: leave out {allocator.name}")
+    least = max(protection.recents, int(needs_of(scorer).queries > 0))
+    return decoder, scorer, replace(protection, recents=least)
 
 
 class _BoundedSequence:
@@ -260,7 +264,6 @@ class _BoundedSequence:
         self.protection = protection
         self.empty = _state_of_all(decoder.geometry, np.zeros(0))
         self.cells = Cells(self.empty)
-        self.trained = llama_cpp.llama_model_n_ctx_train(decoder.llama.model)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Read tokens after the first `llama.n_tokens`, in place of `Llama.eval`."""
@@ -277,7 +280,7 @@ class _BoundedSequence:
                 raise UsageError(f"a bounded sequence has at most {LONGEST:,} tokens")
             if cells.kept + len(piece) > self.most:
                 self._evict(self.most - max(len(piece), self.most // 8))
-            if cells.end + len(piece) > self.trained:
+            if cells.end + len(piece) > llama_cpp.llama_model_n_ctx_train(llama.model):
                 _close_gaps(self.decoder, cells)
             llama._batch.set_batch(batch=piece, n_past=cells.end, logits_all=False)
             llama._ctx.decode(llama._batch)

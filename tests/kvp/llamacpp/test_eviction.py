@@ -421,15 +421,16 @@ def test_cells_that_something_else_has_cut_are_refused(llama):
 
 
 def enter(llama, cells=96, method="keydiff"):
-    bounded(llama, make_scorer(method), cells).__enter__()
+    bounded(llama, method, cells, "on").__enter__()
 
 
 REFUSED = {
     "in llama.cpp a method": lambda llama: shrink(llama, make_scorer("kvzip"), 40),
     "in llama.cpp a method can read": lambda llama: shrink(llama, make_scorer("h2o"), 40),
     "was trained for": lambda llama: shrink(llama, load_policy("nano"), 40),
-    "fewer than the 20 protected": lambda llama: shrink(llama, make_scorer("keydiff"), 10),
+    "than the 20 protected": lambda llama: shrink(llama, type(make_scorer("keydiff")), 10, "on"),
     "give 80 to 256": lambda llama: enter(llama, 40),
+    "leave out ada": lambda llama: enter(llama, method="snapkv+ada"),
     "80.5": lambda llama: enter(llama, 80.5),
     "NoneType: give a": lambda _: shrink(None, make_scorer("keydiff"), 40),
 }
@@ -463,10 +464,9 @@ def test_more_cells_than_trained_positions_are_refused(load):
 def test_a_bound_evicts_alone(llama):
     with bounded(llama, make_scorer("keydiff"), 96) as kept:
         llama.eval(ids_of(90))
-        with pytest.raises(UsageError, match="is within bounded"):
-            enter(llama)
-        with pytest.raises(UsageError, match="is within bounded"):
-            shrink(llama, make_scorer("keydiff"), 40)
+        for call in (enter, lambda llama: shrink(llama, make_scorer("keydiff"), 40)):
+            with pytest.raises(UsageError, match="is within bounded"):
+                call(llama)
         llama.eval(ids_of(90))
         assert kept.seen == 180
 
