@@ -164,7 +164,7 @@ def main() -> None:
     given = build_parser().parse_args()
     given.out.touch()
     rows = [json.loads(line) for line in given.out.read_text(encoding="utf-8").splitlines()]
-    done = {(row["task"], row["id"], row["method"]) for row in rows}
+    done = {(row["task"], row["id"], row["method"], row["budget"]) for row in rows}
     with tempfile.TemporaryDirectory() as folder, given.out.open("a", encoding="utf-8") as file:
         both = Both(given, folder)
         for task in split_list(given.tasks):
@@ -174,9 +174,10 @@ def main() -> None:
             )  # fmt: skip
             samples = build_samples(task, settings, both.tokenizer)
             for sample, method in product(samples, (FULL, *both.methods)):
-                if (task, sample.id, method) in done:
+                asked = ["100%"] if method == FULL else split_list(given.budgets)
+                budgets = [one for one in asked if (task, sample.id, method, one) not in done]
+                if not budgets:
                     continue
-                budgets = ["100%"] if method == FULL else split_list(given.budgets)
                 answers = both.answers(encode(sample, both.tokenizer), method, budgets)
                 made = [
                     {
