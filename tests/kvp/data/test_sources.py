@@ -6,15 +6,8 @@ from itertools import islice
 
 import pytest
 
+from kvp.data import sources
 from kvp.data.encode import encode
-from kvp.data.sources import (
-    data_identity,
-    fitting_tasks,
-    interleave,
-    open_source,
-    parts_of,
-    plan_collection,
-)
 from kvp.data.task import TaskSettings
 from kvp.errors import UsageError
 
@@ -27,7 +20,7 @@ def make_settings(data="ruler", **changes):
 
 
 def open_data(tokenizer, data="ruler", **changes):
-    return open_source(make_settings(data, **changes), tokenizer)
+    return sources.open_source(make_settings(data, **changes), tokenizer)
 
 
 @pytest.mark.parametrize("data", ["ruler", "chat"])
@@ -97,7 +90,7 @@ def prose(tmp_path, jsonl):
 
 @pytest.mark.parametrize("weights", [(1, 1), (0.5, 0.3, 0.2), (7, 1), (1, 1e-6), (2, 3, 5, 1)])
 def test_every_prefix_of_a_mixture_has_its_parts_by_weight(weights):
-    order = list(islice(interleave(weights), 200))
+    order = list(islice(sources.interleave(weights), 200))
     for number in range(1, len(order) + 1):
         given = Counter(order[:number])
         for part, weight in enumerate(weights):
@@ -122,17 +115,17 @@ def test_a_mixture_takes_samples_of_its_parts_by_weight(tokenizer, prose):
 
 def test_the_plan_of_a_mixture_and_its_identity(tokenizer, prose):
     mixed = make_settings(f"ruler:1,{prose}:1", tasks=("niah_single_1",), length=900)
-    digest = data_identity(mixed, ())["digest"]
-    assert digest == data_identity(make_settings(prose), ())["digest"] is not None
-    assert data_identity(make_settings("ruler:1,chat:1"), ())["digest"] is None
-    plan = plan_collection(mixed, {"train": 4, "validation": 2}, tokenizer)
+    digest = sources.data_identity(mixed, ())["digest"]
+    assert digest == sources.data_identity(make_settings(prose), ())["digest"] is not None
+    assert sources.data_identity(make_settings("ruler:1,chat:1"), ())["digest"] is None
+    plan = sources.plan_collection(mixed, {"train": 4, "validation": 2}, tokenizer)
     assert plan.tasks == ("niah_single_1",)
     assert [sample.task for sample in plan] == ["niah_single_1", "prose"] * 3
 
 
 def test_a_file_whose_name_has_a_comma_is_one_part(tmp_path):
     (tmp_path / "a,b:1").touch()
-    assert list(parts_of(str(tmp_path / "a,b:1"))) == [str(tmp_path / "a,b:1")]
+    assert list(sources.parts_of(str(tmp_path / "a,b:1"))) == [str(tmp_path / "a,b:1")]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +152,7 @@ def test_requests_that_cannot_work(data, changes, message, tokenizer):
 
 def test_generated_benchmarks_are_collected(tokenizer):
     request = make_settings(tasks=("scbench", "niah_heatmap"), length=1200)
-    plan = plan_collection(request, {"train": 10, "test": 2}, tokenizer)
+    plan = sources.plan_collection(request, {"train": 10, "test": 2}, tokenizer)
     names = [sample.task for sample in plan]
     assert names[:5] == names[5:10] == list(plan.tasks)
     assert names[4] == "niah_heatmap"
@@ -167,11 +160,11 @@ def test_generated_benchmarks_are_collected(tokenizer):
 
 
 def test_tasks_of_a_group_that_do_not_fit_are_left_out(tokenizer):
-    fitting = fitting_tasks(make_settings(tasks=("scbench",), length=500), tokenizer)
+    fitting = sources.fitting_tasks(make_settings(tasks=("scbench",), length=500), tokenizer)
     assert "scbench_mf" in fitting
     assert "scbench_kv" not in fitting
     with pytest.raises(UsageError, match="--length 30: no task of scbench fits"):
-        fitting_tasks(make_settings(tasks=("scbench",), length=30), tokenizer)
+        sources.fitting_tasks(make_settings(tasks=("scbench",), length=30), tokenizer)
     for task in ("longbench", "longbench_trec", "scbench_qa_eng", "data"):
         with pytest.raises(UsageError, match=f"--tasks {task} is a task of kvp eval"):
-            fitting_tasks(make_settings(tasks=(task,)), tokenizer)
+            sources.fitting_tasks(make_settings(tasks=(task,)), tokenizer)
