@@ -48,10 +48,10 @@ class Method(MethodSetting):
     """Tokens to keep; None for the full cache, and where the method sizes the cache itself."""
     protection: Protection = UNPROTECTED
 
-    def at(self, budget: Budget | None, protection: Protection) -> Method:
-        """The method at a budget, protected unless by `UNPROTECTED` itself, also of no tokens."""
-        protected = protection is not UNPROTECTED
-        return replace(self, protected=protected, budget=budget, protection=protection)
+    def at(self, budget: Budget | None, protection: Protection, protected: bool) -> Method:
+        """The method at a budget, with `protection` (it may be of no tokens) if `protected`."""
+        kept = protection if protected else UNPROTECTED
+        return replace(self, protected=protected, budget=budget, protection=kept)
 
     @property
     def budget_spec(self) -> str | None:

@@ -35,7 +35,7 @@ from kvp.hf.loading import load_configured_tokenizer
 from kvp.hf.model_config import context_limit
 from kvp.names import TUNED
 from kvp.program.settings import ProtectionConfig
-from kvp.ranking import UNPROTECTED, Protection, check_geometry
+from kvp.ranking import Protection, check_geometry
 
 
 class Evaluation(NamedTuple):
@@ -156,6 +156,10 @@ def check_tuning(config: EvalConfig, tuned: Iterable[TunedSettings]) -> list[str
         for name in SHARED:
             if (theirs := settings.data.get(name)) != ours[name]:
                 notes.append(f"{label}: chosen with --{name} {theirs}, this run has {ours[name]}")
+        notes += [
+            f"{label}: {one.chosen.label} ignores --protection" for one in settings.methods
+            if one.chosen.protected not in PROTECTIONS[config.protection]
+        ]  # fmt: skip
     return notes
 
 
@@ -202,7 +206,7 @@ def plan_methods(
     for method in methods:
         full, chosen = method.scorer is None, (method.protected,)
         planned += [
-            method.at(budget, protected if flag else UNPROTECTED)
+            method.at(budget, protected, flag)
             for budget in ((None,) if full or method.self_sized else budgets)
             for flag in (chosen if full or method.tuned else PROTECTIONS[protection])
             if not (flag and budget in small)
@@ -225,9 +229,7 @@ def _check_budgets(
 ) -> tuple[set[Budget], list[str]]:
     """Budgets without protected settings, and a note on each that is below the protected tokens."""
     left_out, notes = set[Budget](), list[str]()
-    if protection == "off":
-        return left_out, notes
-    for budget in budgets:
+    for budget in () if protection == "off" else budgets:
         short = too_small(lengths, budget, protected)
         if not short:
             if lengths and 2 * protected.tokens >= max(map(budget.tokens, lengths)):

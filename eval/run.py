@@ -48,7 +48,6 @@ from kvp.hf.model_identity import describe_mismatch, model_name
 from kvp.names import split_list
 from kvp.program.ray_workers import do_with_ray
 from kvp.progress import phase, say
-from kvp.ranking import UNPROTECTED
 
 
 def run(
@@ -239,8 +238,8 @@ def measure_times(runner: Runner, prepared: PreparedRun, prompts: int, file: Pat
     generated = [one for one in prepared.work if not one.prompt.teacher_forced]
     prompt, protocol, methods = (generated or prepared.work)[0]
     alike = [other for other in prepared.prompts if other.teacher_forced == prompt.teacher_forced]
-    protected = {method.at(method.budget, UNPROTECTED) for method in methods if method.protected}
-    once = [method for method in methods if method not in protected]  # protection costs nothing
+    bare = {one.at(one.budget, one.protection, False) for one in methods if one.protected}
+    once = [method for method in methods if method not in bare]  # protection costs nothing
     merge_records(file, timing_records(runner, alike[:prompts], protocol, once), TIMING_KEY)
 
 

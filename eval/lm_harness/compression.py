@@ -39,7 +39,7 @@ def parse_compression(
     chosen = _method(method, policies, seed, QUESTIONS[question])
     protected = chosen.protected if chosen.tuned else protection == "on"
     kept = Protection(sinks=sinks, recents=recents) if protected else UNPROTECTED
-    chosen = chosen.at(_budget(chosen, budget, kept), kept if chosen.scorer else UNPROTECTED)
+    chosen = chosen.at(_budget(chosen, budget, kept), kept, protected and chosen.scorer is not None)
     identity = {
         "method": chosen.spec, "budget": chosen.budget_spec,
         "protection": [kept.sinks, kept.recents],

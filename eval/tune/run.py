@@ -31,7 +31,6 @@ from kvp.artifacts.manifest import run_manifest, write_sealed_json
 from kvp.errors import UsageError
 from kvp.names import LEARNED, split_list
 from kvp.progress import phase, say
-from kvp.ranking import UNPROTECTED
 
 
 class Tuning:
@@ -93,12 +92,12 @@ class Tuning:
 
     def at_budgets(self, search: Search, setting: Method) -> list[Method]:
         """A setting at every budget, for every policy seed: what is run to score it."""
-        protection = self.protected if setting.protected else UNPROTECTED
         seeds: Iterable[Method] = (setting,)
         if setting.method == LEARNED:
             allocator = setting.allocator_object or setting.allocator
             seeds = (with_allocator(seed, allocator) for seed in search.space.seeds)
-        return [seed.at(budget, protection) for seed in seeds for budget in self.budgets]
+        kept, protected = self.protected, setting.protected
+        return [one.at(each, kept, protected) for one in seeds for each in self.budgets]
 
     def score(self, file: RecordFile, search: Search, setting: Method) -> ScoredSetting:
         """A setting with its score, from the records of its runs on all prompts and budgets."""

@@ -40,7 +40,7 @@ def prompts(runner):
 
 def _settings(methods, budget):
     return [
-        method.at(parse_budget(budget) if budget else None, protection)
+        method.at(parse_budget(budget) if budget else None, protection, protection == SAFE)
         for method in build_methods(split_list(methods))
         for protection in (SAFE, UNPROTECTED)
     ]
@@ -230,7 +230,7 @@ def test_future_attention_is_that_of_the_whole_text(runner, prompts, task, proto
 
 
 def _setting(method, budget, protection=UNPROTECTED):
-    return method.at(parse_budget(budget), protection)
+    return method.at(parse_budget(budget), protection, protection != UNPROTECTED)
 
 
 def _kept(runner, prompt, protocol, setting):
