@@ -156,10 +156,8 @@ def check_tuning(config: EvalConfig, tuned: Iterable[TunedSettings]) -> list[str
         for name in SHARED:
             if (theirs := settings.data.get(name)) != ours[name]:
                 notes.append(f"{label}: chosen with --{name} {theirs}, this run has {ours[name]}")
-        notes += [
-            f"{label}: {one.chosen.label} ignores --protection" for one in settings.methods
-            if one.chosen.protected not in PROTECTIONS[config.protection]
-        ]  # fmt: skip
+        notes += [f"{label}: {one.chosen.label} ignores --protection" for one in settings.methods
+                  if one.chosen.protected not in PROTECTIONS[config.protection]]  # fmt: skip
     return notes
 
 
@@ -182,6 +180,8 @@ def _plan_work(
             protection=config.protection,
             protected=protected_tokens(config),
         )
+        if not at_budgets:
+            raise UsageError("; ".join([f"nothing is left to run on {task} ({protocol})", *small]))
         by_key = {method.key: method for method in reversed(at_budgets)}  # tuned may equal default
         planned[task, protocol] = list(reversed(by_key.values()))
         notes |= {note: [*notes.get(note, ()), f"{task} ({protocol})"] for note in small}

@@ -135,10 +135,7 @@ def _prepare_rule(
             f"{method} reads or repeats the prompt's text: pass tokenizer=, the second "
             "thing that load_model returns"
         )
-    rule = EvictionRule(
-        scorer=scorer, allocator=allocator,
-        budget=parse_budget(budget), protection=protection_of(protection),
-    )  # fmt: skip
+    rule = EvictionRule(scorer, parse_budget(budget), protection_of(protection), allocator)
     with calling(model):  # left alone, also where another thread is in a block
         check_model(model)
         check_inputs(model, [scorer])

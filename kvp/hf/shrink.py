@@ -42,7 +42,7 @@ from kvp.scoring import ALL_QUERIES, Needs, Scorer, View, needs_of, score_layers
 REMEDY = ': protection="off" leaves all to the method'  # which programs do not offer
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class EvictionRule:
     """How caches are to be shrunk; UsageError for a budget as `check_budget`."""
 
