@@ -21,14 +21,13 @@ import numpy as np
 from llama_cpp import Llama
 from rich.filesize import decimal
 
-from kvp import resolve_method
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import ContextError, UsageError
 from kvp.geometry import Geometry
 from kvp.llamacpp.decoder import Decoder
 from kvp.llamacpp.state import SequenceState
 from kvp.ranking import Choice, Protection, kept_tokens, protection_of, score_and_select
-from kvp.scoring import Scorer, needs_of
+from kvp.scoring import Scorer, check_scorer, needs_of
 
 LONGEST = 1 << 20
 """Tokens that a bounded sequence may have in all."""
@@ -117,7 +116,7 @@ class Cells:
 
 
 def shrink(
-    llama: Llama, scorer: str | Scorer | type[Scorer], budget: int | str | Budget,
+    llama: Llama, scorer: Scorer | type[Scorer], budget: int | str | Budget,
     protection: Protection | str | None = None,
 ) -> Cells:  # fmt: skip
     """Keep `budget` tokens per head of what `llama` has read, by `scorer`; it goes on from there.
@@ -177,7 +176,7 @@ def _read_anew_before(floor: int, reference: Callable[[], Any]) -> None:
 
 @contextmanager
 def bounded(
-    llama: Llama, scorer: str | Scorer | type[Scorer], cells: int | None = None,
+    llama: Llama, scorer: Scorer | type[Scorer], cells: int | None = None,
     protection: Protection | str | None = None,
 ) -> Iterator[Cells]:  # fmt: skip
     """Let `llama` read and write texts of any length within `cells` cells.
@@ -244,14 +243,13 @@ def _choose_most(llama: Llama, cells: int | None, least: int) -> int:
 
 
 def _prepare(
-    llama: Llama, method: str | Scorer | type[Scorer], asked: Protection | str | None
+    llama: Llama, given: Scorer | type[Scorer], asked: Protection | str | None
 ) -> tuple[Decoder, Scorer, Protection]:
     decoder = Decoder.of(llama)
     if isinstance(getattr(llama.eval, "__self__", None), _BoundedSequence):
         raise UsageError("this Llama is within bounded, which evicts by itself: leave that first")
-    (scorer, allocator), protection = resolve_method(method), protection_of(asked)
-    if allocator is not None:
-        raise UsageError(f"in llama.cpp all heads keep equally many: leave out {allocator.name}")
+    scorer = check_scorer(given, repr(given), "; pass make_scorer(...) or load_policy(...)")
+    protection = protection_of(asked)
     least = max(protection.recents, int(needs_of(scorer).queries > 0))
     return decoder, scorer, replace(protection, recents=least)
 

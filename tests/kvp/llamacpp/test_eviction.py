@@ -421,7 +421,7 @@ def test_cells_that_something_else_has_cut_are_refused(llama):
 
 
 def enter(llama, cells=96, method="keydiff"):
-    bounded(llama, method, cells, "on").__enter__()
+    bounded(llama, make_scorer(method), cells, "on").__enter__()
 
 
 REFUSED = {
@@ -430,7 +430,7 @@ REFUSED = {
     "was trained for": lambda llama: shrink(llama, load_policy("nano"), 40),
     "than the 20 protected": lambda llama: shrink(llama, type(make_scorer("keydiff")), 10, "on"),
     "give 80 to 256": lambda llama: enter(llama, 40),
-    "leave out ada": lambda llama: enter(llama, method="snapkv+ada"),
+    "no name, score; pass make_scorer": lambda llama: shrink(llama, "keydiff", 40),
     "80.5": lambda llama: enter(llama, 80.5),
     "NoneType: give a": lambda _: shrink(None, make_scorer("keydiff"), 40),
 }
