@@ -170,7 +170,7 @@ def _write_plan(
     write_manifest(
         output, config, digests, [*prepared.notes, *notes], model_digest=runner.identify_model(),
         layers=prepared.geometry.layer_indices, planned=planned_rows(prepared), trained=trained,
-        tuned=[method.tuned for method in prepared.methods if method.tuned],
+        tuned=dict.fromkeys(method.tuned for method in prepared.methods if method.tuned),
     )  # fmt: skip
 
 

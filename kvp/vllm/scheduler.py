@@ -94,9 +94,9 @@ class Scheduler:
         for name in ours:
             save, facts = self._saves.get(name), self._contexts.get(name)
             tokens, stop = scheduled[name], before[name] + scheduled[name]
-            (blocks,) = map(tuple, manager.get_block_ids(name))
+            (blocks,) = manager.get_block_ids(name)
             if save and stop >= len(save.token_ids):
-                work.saves.append(replace(self._saves.pop(name), blocks=blocks))
+                work.saves.append(replace(self._saves.pop(name), blocks=tuple(blocks)))
                 self._answers[name] = {}
             if facts and facts.counts:
                 request = UnevenRequest(facts.kept, facts.counts, blocks[0], tokens, stop)
