@@ -11,6 +11,7 @@ from kvp.budgets import parse_budget
 from kvp.errors import UsageError
 from kvp.gguf_architectures import EQUAL_COUNTS
 from kvp.program.settings import DeviceConfig, ModelConfig
+from kvp.specification import split_method, split_policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class CompressConfig(ModelConfig, DeviceConfig):
     @property
     def sides(self) -> tuple[str, str | None]:
         """What ranks tokens, and the allocator."""
-        return names.split_policy(self.label) if self.policy else names.split_method(self.label)
+        return split_policy(self.label) if self.policy else split_method(self.label)
 
     def check_names(self) -> None:
         """Raise KvpError on a name that cannot exist, and for an allocator with --gguf."""

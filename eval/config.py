@@ -18,8 +18,9 @@ from kvp.budgets import Budget, parse_budgets
 from kvp.data.metrics import METRIC_NAMES
 from kvp.data.task import INPUT_FLAGS
 from kvp.errors import UsageError
-from kvp.names import LEARNED, UNIFORM, Specification, split_list, split_method
+from kvp.names import LEARNED, UNIFORM
 from kvp.program import settings as groups
+from kvp.specification import Specification, split_label, split_list, split_method
 
 PROTECTIONS = {"both": (True, False), "on": (True,), "off": (False,)}
 """Values of `--protection`: whether first and last tokens are always kept."""
@@ -129,7 +130,7 @@ class MeasureConfig(groups.Group):
         """Raise KvpError on a name that cannot exist."""
         super().check_names()
         for given in split_list(self.policies):
-            known_names.check_policy(known_names.labelled_policy(given)[1], "--policies: ")
+            known_names.check_policy(split_label(given)[1], "--policies: ")
 
 
 @dataclass(frozen=True, kw_only=True)

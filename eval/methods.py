@@ -21,10 +21,11 @@ from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED, UNIFORM, check_methods
 from kvp.plugins import OptionalParts
 from kvp.ranking import UNPROTECTED, Allocator, AllocatorParts, Protection, kept_tokens
 from kvp.scoring import Scorer
-from policies import load_policy, make_allocator, make_scorer, split_method
+from kvp.specification import Specification, split_method
+from policies import load_policy, make_allocator, make_scorer
 from policies.controls import Random
 from policies.learned import LearnedScorer
-from policies.registry import ALLOCATORS, NULLS, SCORERS, Specification, make_method
+from policies.registry import ALLOCATORS, NULLS, SCORERS, make_method
 from policies.sources import INDEX
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvp.errors import PolicyError, UsageError
-from kvp.names import labelled_policy
+from kvp.specification import split_label
 from policies.learned import LearnedScorer
 from policies.sources import INDEX, PolicySource, check_index, find_policy
 
@@ -18,7 +18,7 @@ def policy_sources(arguments: Sequence[str]) -> dict[str, PolicySource]:
     """
     sources: dict[str, PolicySource] = {}
     for argument in arguments:
-        label, name = labelled_policy(argument)
+        label, name = split_label(argument)
         try:
             source = find_policy(name)
             inner = sorted(path.parent for path in source.folder.glob(f"*/{INDEX}"))

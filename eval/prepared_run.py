@@ -17,11 +17,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eval.config import PROTECTIONS, EvalConfig
 from eval.methods import Method, build_methods
 from eval.prompts import Prompt, load_prompts
+from eval.record_fields import make_record
 from eval.results.record_names import QUERY_AGNOSTIC, ROWS
 from eval.results.records import group_by
 from eval.results.shapes import CHECKS
 from eval.results.tuned_settings import SHARED, TunedSettings
-from eval.runner import make_record
 from kvp.artifacts.files import raising_as
 from kvp.budgets import Budget
 from kvp.data.task import TaskSettings

@@ -45,9 +45,9 @@ from kvp.hf.attention import use_kvp_attention
 from kvp.hf.model_access import unwrap_model
 from kvp.hf.model_checks import check_model
 from kvp.hf.model_identity import describe_mismatch, model_name
-from kvp.names import split_list
 from kvp.program.ray_workers import do_with_ray
 from kvp.progress import phase, say
+from kvp.specification import split_list
 
 
 def run(

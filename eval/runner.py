@@ -20,17 +20,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eval.config import EvalConfig
 from eval.methods import Method
 from eval.prompts import Prompt
+from eval.record_fields import make_record, text_fields, tokens_per_head
 from eval.results.records import Record, group_by
 from kvp.hf import EvictingCache, Prefill, observe, prefill
 from kvp.hf.decoding import decode_greedily, end_tokens, next_logits
 from kvp.hf.model_identity import model_identity, weights_digest
 from kvp.hf.shrink import all_tokens, gather
 from kvp.ops.future_attention import future_attention
-from kvp.ranking import EMPTY_SLOT, Choice, score_and_select
+from kvp.ranking import Choice, score_and_select
 from kvp.scoring import ALL_QUERIES, Needs, needs_of
-
-LONGEST_TEXT = 2000
-"""Longest question or given reply that a record holds, characters."""
 
 ResultT = TypeVar("ResultT")
 Outcome = tuple[ResultT, int]
@@ -128,11 +126,6 @@ def _in_batches(
     return [by_content[content] for content in contents]
 
 
-def tokens_per_head(kept: Tensor) -> float:
-    """Tokens that a cache keeps per head, the mean over all heads of the model."""
-    return float((kept != EMPTY_SLOT).sum(-1).double().mean())
-
-
 def measure_outcomes(
     runner: Runner, prompt: Prompt, start: Prefill, compressed: Sequence[Tensor]
 ) -> list[Outcome[Record]]:
@@ -169,7 +162,7 @@ def evaluate_together(
     blind = [method for method in methods if method not in seeing]
     shared = list(select_for_methods(start, blind, None))
     for prompt in prompts:
-        text = _text_fields(runner, prompt) if prompt.readable else {}
+        text = text_fields(prompt, runner.decode) if prompt.readable else {}
         compressed = list(shared)
         if seeing:
             future = measure_future_attention(runner, prompt, start)
@@ -224,51 +217,3 @@ def select_for_methods(
         views = partial(start.views, needs_of(scorer), future=future)
         for number, (kept,) in score_and_select(views, scorer, choices):
             yield same[number], kept
-
-
-def identify(config: EvalConfig, prompt: Prompt, protocol: str, method: Method) -> Record:
-    """Fields of a record that identify it, known before the prompt runs."""
-    return {
-        "model": config.model_name, **method.fields, "protocol": protocol, "task": prompt.task,
-        "split": config.split, "length": config.length, "budget_spec": method.budget_spec,
-        "example": prompt.sample.id, "seed": config.seed,
-    }  # fmt: skip
-
-
-def make_record(
-    config: EvalConfig, prompt: Prompt, protocol: str, method: Method, kept: Tensor, tokens: int
-) -> Record:
-    """A record without its outcome; the budget may be more than the `tokens` cached."""
-    budget, size = method.budget, tokens_per_head(kept)
-    return {
-        **identify(config, prompt, protocol, method),
-        "budget": budget and max(budget.tokens(tokens), method.tokens(tokens)),
-        "prompt_digest": prompt.sample.digest, "prompt_tokens": len(prompt.encoded.ids),
-        "cached_tokens": tokens, "kept_tokens": int(size) if size.is_integer() else size,
-        **_evidence_fields(prompt.evidence, kept, tokens),
-        "cache_bytes": None, "prediction": None,
-        "references": list(prompt.sample.references), "metric": prompt.sample.metric,
-        **({"labels": dict(prompt.sample.labels)} if prompt.sample.labels else {}),
-        "score": None, "nll": None, "reply_tokens": None, "seconds": None,
-    }  # fmt: skip
-
-
-def _evidence_fields(evidence: Sequence[int], kept: Tensor, cached: int) -> Record:
-    """Evidence among the first `cached` tokens, and how much each head keeps; without any, None."""
-    tokens = torch.tensor([token for token in evidence if token < cached], dtype=torch.int64)
-    if not len(tokens):
-        return {"evidence_tokens": None, "evidence_kept": None, "evidence_lost": None}
-    indices = kept.cpu()
-    return {
-        "evidence_tokens": len(tokens),
-        "evidence_kept": torch.isin(indices, tokens).sum(-1).tolist(),
-        "evidence_lost": int((~torch.isin(tokens, indices)).sum()),
-    }
-
-
-def _text_fields(runner: Runner, prompt: Prompt) -> Record:
-    sample, turns = prompt.sample, prompt.sample.messages
-    question = turns[-2]["content"] if turns else sample.question + sample.answer_prefix
-    reply = prompt.encoded.reply_ids if prompt.teacher_forced else None
-    text = None if reply is None else runner.decode(list(reply))[:LONGEST_TEXT]
-    return {"question": question[-LONGEST_TEXT:], "reply": text}

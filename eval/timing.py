@@ -18,8 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from eval.methods import Method
 from eval.prompts import Prompt
+from eval.record_fields import tokens_per_head
 from eval.results.records import Record
-from eval.runner import Runner, measure_future_attention, select_for_methods, tokens_per_head
+from eval.runner import Runner, measure_future_attention, select_for_methods
 from kvp.hf import EvictingCache, Prefill
 from kvp.hf.decoding import next_logits
 from kvp.hf.shrink import gather

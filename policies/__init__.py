@@ -5,11 +5,7 @@ policy `ranker` has the networks, `learned` the scorer; `policy_files` reads and
 which `sources` finds by its name (`bundled` has some). `registry` makes all of these by name.
 """
 
-from kvp.names import split_method
 from policies.policy_files import load_policy
 from policies.registry import make_allocator, make_method, make_scorer, resolve_method
 
-__all__ = [
-    "load_policy", "make_allocator", "make_method", "make_scorer",
-    "resolve_method", "split_method",
-]  # fmt: skip
+__all__ = ["load_policy", "make_allocator", "make_method", "make_scorer", "resolve_method"]

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError, did_you_mean
-from kvp.names import Value, read_value
 from kvp.ranking import Request
 from kvp.scoring import Needs, View
+from kvp.specification import Value, read_value
 
 AUTO = "auto"
 """Value of an option that follows the budget or the model; its limit tells the type of others."""

@@ -19,8 +19,9 @@ from kvp.artifacts.manifest import read_json
 from kvp.artifacts.tensors import read_safetensors, tensors_digest
 from kvp.errors import PolicyError, UsageError
 from kvp.hub import HubName, download, is_path
-from kvp.names import KVZAP, Value
+from kvp.names import KVZAP
 from kvp.scoring import Needs, View
+from kvp.specification import Value
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

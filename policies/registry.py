@@ -1,4 +1,4 @@
-"""Scorers and allocators: which there are, and how one is made of its specification (`kvp.names`).
+"""Scorers and allocators: which there are, and how `kvp.specification` text becomes one.
 
 Learned policies are not named here: they are directories (`policies.policy_files`).
 """
@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from kvp import names
 from kvp.errors import UsageError
-from kvp.names import Specification as Specification
 from kvp.plugins import class_label, import_object, instance_of
 from kvp.ranking import Allocator, AllocatorParts
 from kvp.scoring import Scorer, check_allocator, check_scorer, sizes_of
+from kvp.specification import Specification, Value, split_method, split_policy
 from policies.allocators.ada import Ada
 from policies.allocators.evolved import Evolved
 from policies.allocators.global_budget import Global
@@ -76,7 +76,7 @@ def _check_name(name: str, kind: type, label: str, kinds: Mapping[str, type | No
         Specification.parse(name, f"{label}: name")
 
 
-Builder = Callable[[str | None, Mapping[str, names.Value]], object]
+Builder = Callable[[str | None, Mapping[str, Value]], object]
 """Makes a scorer or an allocator of what stands behind the colon, and the options."""
 
 
@@ -105,9 +105,9 @@ def split_sides(
     """Both sides of `SCORER[+ALLOCATOR]`, `POLICY[+ALLOCATOR]` or two; UsageError for three."""
     if not isinstance(spec, str):
         return spec, allocator
-    left, right = names.split_method(spec)
+    left, right = split_method(spec)
     if Specification.split(left).base not in SCORERS:
-        left, right = names.split_policy(spec)
+        left, right = split_policy(spec)
     if right is not None and allocator is not None:
         raise UsageError(f"{spec}: the allocator is given twice")
     return left, allocator if right is None else right

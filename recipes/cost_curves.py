@@ -19,12 +19,12 @@ from eval.methods import build_methods
 from kvp.errors import StoreError, UsageError
 from kvp.hf import Prefill
 from kvp.hf.scorer_inputs import whole_prompt_input
-from kvp.names import split_list
 from kvp.ops.future_attention import future_attention
 from kvp.progress import Progress
 from kvp.ranking import Protection
 from kvp.ranking_metrics import attention_lost, grid_budgets, lost_importance, skill
 from kvp.scoring import Scorer, group_budgets, needs_of, score_prompt
+from kvp.specification import split_list
 from kvp.store import Trace, TraceReader
 
 PROTECTED = Protection(sinks=4, recents=16)

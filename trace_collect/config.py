@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from kvp.data.splits import SPLITS
 from kvp.errors import UsageError
-from kvp.names import split_list
 from kvp.program import settings
+from kvp.specification import split_list
 from kvp.training_names import STORED_LABELS
 
 

@@ -18,8 +18,8 @@ from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.manifest import differences
 from kvp.devices import device_of_rank
 from kvp.errors import PolicyError, UsageError
-from kvp.names import split_list
 from kvp.ranks import Rank, rank_of
+from kvp.specification import split_list
 from kvp.store.metadata import load_metadata
 from policies.learned import Calibration
 from policies.policy_files import POLICY, PolicyMeta, Shard, load_shard, save_policy

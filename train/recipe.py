@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from kvp.errors import UsageError
-from kvp.names import split_list
 from kvp.plugins import Registry
 from kvp.program.settings import Bounds, Group
+from kvp.specification import split_list
 from kvp.training_names import INPUTS, PAPER_INPUTS, TOKEN_INPUTS
 
 LABELS = Registry(

@@ -10,8 +10,9 @@ from eval.results.record_names import QUERY_AWARE, Protocol
 from kvp import names as known_names
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
-from kvp.names import LEARNED, split_list
+from kvp.names import LEARNED
 from kvp.program.settings import Bounds, MemoryConfig, RunConfig
+from kvp.specification import split_list
 
 
 @dataclass(frozen=True, kw_only=True)

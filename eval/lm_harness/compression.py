@@ -8,9 +8,9 @@ from eval.methods import Method, build_methods, file_digests
 from eval.results.record_names import QUERY_AGNOSTIC, QUERY_AWARE
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import KvpError, UsageError
-from kvp.names import split_list
 from kvp.ranking import UNPROTECTED, Protection, check_budget
 from kvp.scoring import needs_of
+from kvp.specification import split_list
 
 QUESTIONS = {"inside": QUERY_AWARE, "outside": QUERY_AGNOSTIC}
 """Values of `question=` and the protocol of kvp eval that each is."""

@@ -17,20 +17,22 @@ from eval.config import EvalConfig
 from eval.methods import Method, file_digests, foreign_names, refuse_namesakes, with_allocator
 from eval.output_folder import open_folder, write_manifest
 from eval.prepared_run import Evaluation, PreparedRun, prepare, protected_tokens, too_small
+from eval.record_fields import identify
 from eval.results.record_names import ROWS, SETTINGS, TABLE
 from eval.results.records import RecordFile, group_by, key_of
 from eval.results.sealing import seal
 from eval.results.stats import Unit, bootstrap_mean
 from eval.results.tuned_settings import FORMAT, SHARED, ScoredSetting, TunedSettings
-from eval.runner import Runner, identify
+from eval.runner import Runner
 from eval.tune.config import TuneConfig
 from eval.tune.search import Search, SearchSpace, make_spaces, next_candidates
 from eval.work import evaluate_missing, load_runner
 from kvp.artifacts.files import atomic_write_bytes, digest_json
 from kvp.artifacts.manifest import run_manifest, write_sealed_json
 from kvp.errors import UsageError
-from kvp.names import LEARNED, split_list
+from kvp.names import LEARNED
 from kvp.progress import phase, say
+from kvp.specification import split_list
 
 
 class Tuning:

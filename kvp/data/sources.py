@@ -19,8 +19,8 @@ from kvp.data.task import INPUT_FLAGS, NoPromptError, Sample, Source, TaskSettin
 from kvp.data.tasks import GROUPS, ROWS_ONLY, RULER, build_samples, expand_tasks, find_task
 from kvp.data.tasks.rows import CHAT, DialogueTask
 from kvp.errors import UsageError
-from kvp.names import split_commas
 from kvp.plugins import is_object_name
+from kvp.specification import split_commas
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -21,7 +21,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from kvp.errors import UsageError, did_you_mean
-from kvp.names import split_commas
+from kvp.specification import split_commas
 from kvp.version import __version__
 
 if TYPE_CHECKING:

@@ -18,9 +18,10 @@ from typing import Any, ClassVar, Literal, Self
 from kvp.artifacts.addresses import is_address
 from kvp.errors import UsageError
 from kvp.geometry import DtypeName
-from kvp.names import check_model_name, split_list
+from kvp.names import check_model_name
 from kvp.plugins import is_object_name
 from kvp.ranks import Rank, rank_of
+from kvp.specification import split_list
 
 Bounds = Mapping[str, float]
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")

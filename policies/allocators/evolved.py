@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kvp.artifacts.manifest import sha256_file
 from kvp.errors import PolicyError, UsageError
-from kvp.names import Value
 from kvp.ranking import Request
+from kvp.specification import Value
 from policies.allocators.per_layer import apportion_layers, repeat_in_heads
 from policies.base import BaseAllocator, Limits
 from policies.budget_files import BudgetFile, budget_path, load_budgets

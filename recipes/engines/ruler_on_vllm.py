@@ -23,6 +23,8 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from kvp.specification import split_list
+
 try:
     import vllm
     from vllm.config import KVTransferConfig
@@ -40,7 +42,7 @@ from kvp.hf.attention import use_kvp_attention
 from kvp.hf.contexts import context_of, load_context
 from kvp.hf.prefill import prefill
 from kvp.hf.shrink import gather
-from kvp.names import FULL, split_list
+from kvp.names import FULL
 from kvp.ranking import Protection, score_and_select
 from kvp.vllm.plugin import configured_method
 

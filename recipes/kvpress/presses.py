@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kvp.errors import UsageError
 from kvp.scoring import Needs, View
-from policies.base import Value
+from kvp.specification import Value
 
 
 class PressScorer:

@@ -17,7 +17,8 @@ from kvp.hf.scorer_inputs import whole_prompt_input
 from kvp.plugins import import_object
 from kvp.program.settings import Group
 from kvp.scoring import ALL_QUERIES, Needs, Noise, Reconstruction
-from policies import make_scorer, split_method
+from kvp.specification import split_method
+from policies import make_scorer
 from policies.registry import ALLOCATORS, NULLS, SCORERS
 
 

@@ -9,7 +9,8 @@ from kvp.errors import KvpError, UsageError
 from kvp.names import ALLOCATOR_NAMES
 from kvp.ranking import UNPROTECTED
 from kvp.scoring import ALL_QUERIES, AUTO_GROUP, Needs, Noise, Reconstruction
-from policies import make_allocator, make_method, make_scorer, resolve_method, split_method
+from kvp.specification import split_method
+from policies import make_allocator, make_method, make_scorer, resolve_method
 from policies.base import AUTO, BaseScorer
 from policies.budget_files import BudgetFile, save_budgets
 from policies.registry import SCORERS

@@ -7,8 +7,8 @@ from pathlib import Path
 from eval.results.tuned_settings import load_settings
 from eval.tune.config import TuneConfig
 from eval.tune.search import make_spaces
-from kvp.names import split_list
 from kvp.program.command_line import parse_arguments
+from kvp.specification import split_list
 from train.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,9 @@ from torch import Tensor
 from kvp.data.tasks import GROUPS, TASKS
 from kvp.data.tasks.ruler_qa import FLAGS as QA_FLAGS
 from kvp.geometry import Geometry
-from kvp.names import NANO, split_list
+from kvp.names import NANO
 from kvp.plugins import is_object_name
+from kvp.specification import split_list
 from policies.ranker import HeadRankers
 from train.data.training_data import recorded_text
 from train.job.prepare import Job

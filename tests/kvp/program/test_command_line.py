@@ -10,9 +10,9 @@ import pytest
 from eval.report.config import ReportConfig
 from kvp import __version__
 from kvp.errors import UsageError
-from kvp.names import split_list
 from kvp.program.command_line import parse_arguments
 from kvp.program.settings import Group
+from kvp.specification import split_list
 
 
 @dataclass(frozen=True, kw_only=True)
