@@ -25,6 +25,7 @@ from eval.report.config import ReportConfig
 from eval.report.costs import describe_savings, summarise_timings
 from eval.report.figures import Picture, drawn_settings
 from eval.report.tables import Table
+from eval.results.captions import describe_conditions, describe_data, describe_intervals
 from eval.results.comparison import Comparison, compare_all
 from eval.results.folder import Results, load_results
 from eval.results.frame import tidy
@@ -71,7 +72,7 @@ class PageData:
         compared = compare_all(results)
         self.comparisons = [comparison for comparison in compared
                             if any(row["budget_spec"] for row in comparison.records)]  # fmt: skip
-        self.measured = list(dict.fromkeys(comparison.measured for comparison in compared))
+        self.measured = list(dict.fromkeys(map(describe_data, compared)))
         with Progress("computing intervals", len(self.comparisons)) as progress:
             self.numbers = [tidy(comparison) for comparison in progress.over(self.comparisons)]
         self.styles = figures.line_styles(self.families)
@@ -101,8 +102,8 @@ def render(data: PageData) -> str:
     with Progress("drawing", len(data.pictures)) as progress:
         drawn = {picture.name: picture.inline for picture in progress.over(data.pictures)}
     reading = [
-        *(f"{one.measure.title.capitalize()}: {one.conditions}." for one in shown),
-        *(f"Intervals, {one.measure.title}: {one.interval}." for one in shown),
+        *(f"{one.measure.title.capitalize()}: {describe_conditions(one)}." for one in shown),
+        *(f"Intervals, {one.measure.title}: {describe_intervals(one)}." for one in shown),
         *_READING,
     ]
     return environment.get_template("page.html").render(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pandas import DataFrame
 
 from eval.report.costs import Timing, count_passes
+from eval.results.captions import describe_conditions, describe_intervals, describe_left_out
 from eval.results.comparison import Comparison
 from eval.results.estimates import Cells
 from eval.results.frame import OVERALL
@@ -106,10 +107,11 @@ def make_score_table(comparison: Comparison, lines: Notes, which: str = "") -> T
     how = f", {SEEN[comparison.protocol]}{f', all methods {alike}' if alike else ''}"
     if which:
         sizes = "; (n): tokens per head" if are_shares(specs) else ""
-        how, details = f" ({comparison.interval})", f"{sizes}; {comparison.conditions}"
+        how = f" ({describe_intervals(comparison)})"
+        details = f"{sizes}; {describe_conditions(comparison)}"
     return Table(
         caption=f"{comparison.unfinished} {comparison.measure.title.capitalize()}{tasks}{which}"
-        f"{how}{details}{comparison.left_out}.{nulls}".lstrip(),
+        f"{how}{details}{describe_left_out(comparison)}.{nulls}".lstrip(),
         header=("method", *_headings(comparison), *(["own size"] if own_size else ())),
         rows=rows,
         families=[setting.family for setting in lines],

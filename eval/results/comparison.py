@@ -1,4 +1,4 @@
-"""What methods score under one protocol: every number, and the settings shown.
+"""What methods score under one protocol: every number.
 
 Tasks that cannot tell methods apart are set apart (`sort_tasks`). An unfinished folder ranks no
 method. `eval.results.sentences` puts the numbers into words.
@@ -15,12 +15,12 @@ from operator import itemgetter
 from eval.results import estimates, stats
 from eval.results.folder import Results
 from eval.results.method_setting import MethodSetting, budget_axis, budget_order, sort_families
-from eval.results.record_names import DEFAULT_VARIANT, ORACLE, SEEN, SELF_SIZED
+from eval.results.record_names import DEFAULT_VARIANT, ORACLE, SELF_SIZED
 from eval.results.records import group_by
+from eval.results.setting_choice import choose_settings
 from eval.results.shapes import ResultsRow
 from eval.results.stats import Interval
 from eval.results.task_sorting import SortedTasks, sort_tasks
-from eval.results.tuned_settings import TunedMethod
 from kvp.names import FULL, LEARNED, UNIFORM
 from policies.registry import NULLS
 
@@ -64,41 +64,6 @@ class Comparison:
     def measure(self) -> estimates.Measure:
         """How its numbers are written."""
         return estimates.MEASURES[self.kind]
-
-    @property
-    def measured(self) -> str:
-        """Model, prompts, length, split and seed, in a sentence (`Results.describe_records`)."""
-        tasks = self.task_sort.usable or self.task_sort.tasks
-        records = [record for record in self.records if record["task"] in tasks]
-        return self.results.describe_records(records)
-
-    @property
-    def conditions(self) -> str:
-        """What was measured, the policies, the protocol and the protection, for captions."""
-        policies = dict.fromkeys(record["policy"] for record in self.records if record["policy"])
-        named = f"policies {', '.join(policies)}; " if policies else ""
-        seen = f"{self.protocol}, the {SEEN[self.protocol]} at compression"
-        setting, kept = self.results.setting, "no token protected"
-        if any(record["protected"] for record in self.records):
-            kept = f"protected = first {setting('sinks')} and last {setting('recents')} "
-            kept += "tokens always kept"
-        return f"{self.measured[:-1]}; {named}{seen}; {kept}"
-
-    @property
-    def interval(self) -> str:
-        """What the intervals cover, for captions."""
-        seeds = {cell.policies for (one, _), cell in self.cells.items() if one.method == LEARNED}
-        policies = " and policy seeds" if max(seeds, default=0) > 1 else ""
-        alone = "; of one policy seed: what another would change is not in it" if 1 in seeds else ""
-        half = " (half a prompt more at 0 and at 100 %)" if self.kind == "accuracy" else ""
-        return f"95 % bootstrap interval over prompts{half}{policies}{alone}"
-
-    @property
-    def left_out(self) -> str:
-        """Methods without numbers over all prompts, for captions; empty if there are none."""
-        partial = [one.family for one in self.choices if one not in self.settings]
-        lacking = f"; without {', '.join(partial)}, which answered only some of the prompts"
-        return lacking if partial else ""
 
     @cached_property
     def budgets(self) -> Mapping[str, float]:
@@ -267,34 +232,6 @@ class Comparison:
         if setting.method in (FULL, *NULLS) or not nulls or ours is None:
             return None
         return self.minus(ours, max(nulls, key=self.measure.goodness))
-
-
-def choose_settings(
-    settings: Iterable[MethodSetting], tuned: Sequence[tuple[TunedMethod, str]] = ()
-) -> dict[MethodSetting, str]:
-    """One setting per family, with a note: what it is, and how it was chosen.
-
-    It is the same at every budget and is never chosen on the prompts shown: kvp tune chose it on
-    other prompts, or it is the one closest to the method's default. Every default is
-    protected if that of the policy is, or if there is none, since protected and unprotected methods
-    do not compare. `tuned` are results of kvp tune with their split. If several settings were
-    tuned, such as seeds of a policy, the one with the best score is taken.
-    """
-    chosen: dict[MethodSetting, str] = {}
-    families = group_by(settings, lambda setting: setting.family).values()
-    policies = [setting for family in families for setting in family if setting.method == LEARNED]
-    first = min(policies, key=lambda one: one.distance_from_default(False), default=None)
-    protected = first is None or first.protected
-    for family in families:
-        best, how = min(family, key=lambda one: one.distance_from_default(protected)), ""
-        found = [(one, *run) for run in tuned for one in family if run[0].chose(one)]
-        if found:
-            best, entry, split = max(found, key=lambda choice: choice[1].chosen.score)
-            how = f", chosen on {split} ({entry.tried} settings)" if entry.tried > 1 else ""
-        elif len(family) > 1:
-            how = f", of {len(family)} settings the one nearest to the default"
-        chosen[best] = f"{best.details}{how}"
-    return chosen
 
 
 def compare_methods(results: Results, kind: estimates.Kind, protocol: str) -> Comparison | None:

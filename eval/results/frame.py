@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pandas
 
+from eval.results.captions import describe_intervals, describe_left_out
 from eval.results.comparison import Comparison, compare_all
 from eval.results.estimates import CellKey, full_of
 from eval.results.folder import Results, load_results
@@ -33,7 +34,7 @@ def closing_text(comparisons: Sequence[Comparison], width: int = 100) -> str:
         if comparison.cells:
             lines.append(short_table(comparison, interval=True).to_string(line_width=width))
     settings = {setting for comparison in comparisons for setting in comparison.settings}
-    lines += dict.fromkeys(comparison.interval for comparison in comparisons)
+    lines += dict.fromkeys(map(describe_intervals, comparisons))
     if any(setting.protected for setting in settings) and not any(KEPT in line for line in lines):
         lines.append(KEPT)
     if any(setting.self_sized for setting in settings):
@@ -43,7 +44,7 @@ def closing_text(comparisons: Sequence[Comparison], width: int = 100) -> str:
 
 def title(comparison: Comparison) -> str:
     """Protocol and measure of a table, and the methods that it leaves out."""
-    return f"{comparison.protocol}: {comparison.measure.title}{comparison.left_out}"
+    return f"{comparison.protocol}: {comparison.measure.title}{describe_left_out(comparison)}"
 
 
 def short_table(

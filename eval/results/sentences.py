@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import exp
 
 from eval.results import stats
+from eval.results.captions import describe_data
 from eval.results.comparison import Best, Comparison
 from eval.results.estimates import Estimate
 from eval.results.method_setting import PROTECTED, MethodSetting, budget_order
@@ -28,7 +29,7 @@ def sentences(comparison: Comparison) -> list[str]:
         return [comparison.unfinished]
     lines = [comparison.task_sort.apart] if comparison.task_sort.apart else []
     if best := comparison.best:
-        lines += [comparison.measured, *findings(comparison, best)]
+        lines += [describe_data(comparison), *findings(comparison, best)]
         lines += smallest_budgets(comparison)
     return lines
 

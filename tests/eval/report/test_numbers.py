@@ -10,11 +10,12 @@ import kvp
 from eval.report import tables
 from eval.report.costs import summarise_timings
 from eval.report.figures import drawn_settings, line_styles
-from eval.results.comparison import choose_settings
+from eval.results.captions import describe_left_out
 from eval.results.estimates import make_estimates
 from eval.results.frame import closing_text, tidy
 from eval.results.method_setting import are_shares, budget_axis, group_policies
 from eval.results.sentences import sentences
+from eval.results.setting_choice import choose_settings
 from eval.results.tuned_settings import ScoredSetting, TunedMethod
 from policies.registry import SCORERS
 
@@ -172,7 +173,7 @@ def test_methods_without_answers_to_a_task_are_compared_on_the_others_only():
     comparison = compare_answers(fewer)
     (knorm,) = (setting for setting in comparison.choices if setting.method == "knorm")
     assert (knorm, "25%") not in comparison.cells
-    assert "without knorm, which answered only some of the prompts" in comparison.left_out
+    assert "without knorm, which answered only some of the prompts" in describe_left_out(comparison)
     assert comparison.tasks["one"][knorm, "25%"].interval.mean == 0.5
     # the settings of a method that are over all tasks come before those that are not
     some = [one for one in answer_records() if one["method"] != "knorm" or one["task"] == "one"

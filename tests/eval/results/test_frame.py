@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas
 import pytest
 
+from eval.results.captions import describe_data
 from eval.results.comparison import compare_all
 from eval.results.folder import Results
 from eval.results.frame import OVERALL, closing_text, tidy
@@ -115,12 +116,12 @@ def test_what_was_measured_is_said_in_one_sentence():
         ([other], "1 prompt of vt_0shot"),
     ):
         said = f"nano, {named}, at most 512 tokens, test split, seed 3."
-        assert _compare(records)[0].measured == said
+        assert describe_data(_compare(records)[0]) == said
 
 
 def _sentences(records, tuned=()):
     comparison = _compare(records, tuned)[0]
-    return "\n".join(each for each in sentences(comparison) if each != comparison.measured)
+    return "\n".join(each for each in sentences(comparison) if each != describe_data(comparison))
 
 
 def test_learned_and_best_methods_are_compared_with_the_full_cache():

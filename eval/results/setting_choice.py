@@ -1,0 +1,38 @@
+"""Which setting of each method is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from eval.results.method_setting import MethodSetting
+from eval.results.records import group_by
+from eval.results.tuned_settings import TunedMethod
+from kvp.names import LEARNED
+
+
+def choose_settings(
+    settings: Iterable[MethodSetting], tuned: Sequence[tuple[TunedMethod, str]] = ()
+) -> dict[MethodSetting, str]:
+    """One setting per family, with a note: what it is, and how it was chosen.
+
+    It is the same at every budget and is never chosen on the prompts shown: kvp tune chose it on
+    other prompts, or it is the one closest to the method's default. Every default is
+    protected if that of the policy is, or if there is none, since protected and unprotected methods
+    do not compare. `tuned` are results of kvp tune with their split. If several settings were
+    tuned, such as seeds of a policy, the one with the best score is taken.
+    """
+    chosen: dict[MethodSetting, str] = {}
+    families = group_by(settings, lambda setting: setting.family).values()
+    policies = [setting for family in families for setting in family if setting.method == LEARNED]
+    first = min(policies, key=lambda one: one.distance_from_default(False), default=None)
+    protected = first is None or first.protected
+    for family in families:
+        best, how = min(family, key=lambda one: one.distance_from_default(protected)), ""
+        found = [(one, *run) for run in tuned for one in family if run[0].chose(one)]
+        if found:
+            best, entry, split = max(found, key=lambda choice: choice[1].chosen.score)
+            how = f", chosen on {split} ({entry.tried} settings)" if entry.tried > 1 else ""
+        elif len(family) > 1:
+            how = f", of {len(family)} settings the one nearest to the default"
+        chosen[best] = f"{best.details}{how}"
+    return chosen
