@@ -39,7 +39,9 @@ class Geometry:
         indices = tuple(self.layer_indices)
         sizes = (self.layers, self.query_heads, self.kv_heads, self.head_dim)
         if {*map(type, (*sizes, *indices))} != {int} or max(sizes) > 2**20:
-            raise ValueError(f"every size of a geometry must be an integer, got {sizes}")
+            raise ValueError(
+                f"every size of a geometry must be an integer up to 2**20, got {sizes}"
+            )
         rises = all(low < high for low, high in pairwise((-1, *indices)))
         if indices and (len(indices) != self.layers or not rises):
             raise ValueError(f"{self.layers} layers cannot be layers {indices} of a model")

@@ -31,6 +31,12 @@ _CONTENT = frozenset(
     {"task", "messages", "context", "question", "answer_prefix", "references", "metric", "reply"}
 )
 """Fields that it is always of; of the others where they are not the default."""
+_TUPLES = {
+    "messages": Mapping, "references": str, "classes": str, "token_ids": int, "reply_token_ids": int
+}  # fmt: skip
+"""Fields that are tuples, and what they hold."""
+_OTHERS = {"max_new_tokens": int, "chat_template": bool, "labels": Mapping}
+"""Types of the other fields that are no text."""
 _INPUT = {"input": True}  # metadata of the settings in `INPUT_FLAGS`
 
 
@@ -79,6 +85,21 @@ class Sample:
     """Every class that an answer may name, for the metric `classification`."""
     labels: Mapping[str, str | float] = field(default_factory=dict)
     """What else tells prompts apart in records: `depth`, `prompt_length`, `turn`."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError on a field of another type than the above."""
+        for item in fields(self):
+            value, held = getattr(self, item.name), _TUPLES.get(item.name)
+            kind = _OTHERS.get(item.name, str)
+            fits, wanted = isinstance(value, kind), kind.__name__
+            if held is not None:
+                fits = isinstance(value, tuple | list) and all(
+                    isinstance(one, held) for one in value
+                )
+                fits, wanted = fits or value is item.default, f"a tuple of {held.__name__}"
+            if not fits or (kind is int and value < 1):
+                wanted += " above 0" if kind is int else ""
+                raise ValueError(f"a sample whose {item.name} is {value!r:.60}, not {wanted}")
 
     @property
     def text(self) -> str:

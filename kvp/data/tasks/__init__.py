@@ -6,8 +6,7 @@ A user's own task is an object with `build` and `score` (`kvp.data.task.Task`), 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import chain, islice
 from typing import TYPE_CHECKING
@@ -50,11 +49,12 @@ ROWS_ONLY = frozenset({TEXT, DATA, "longbench", *GROUPS["longbench"], *PUBLISHED
 _OWN: dict[str, Task] = {}
 """Tasks that were given as objects, by name."""
 _make_task = cache(instance_of)
-TASKS_BY_FLAG: dict[str, list[str]] = {}
+_FLAGS = {name: getattr(task, "flags", ()) for name, task in TASKS.items()}
+TASKS_BY_FLAG = {
+    flag: [name for name, flags in _FLAGS.items() if flag in flags]
+    for flag in dict.fromkeys(chain.from_iterable(_FLAGS.values()))
+}
 """Built-in tasks that read a flag which few tasks read; the last is the one to name."""
-for _task in TASKS.values():
-    for _flag in getattr(_task, "flags", ()):
-        TASKS_BY_FLAG.setdefault(_flag, []).append(_task.name)
 
 
 def is_built_in(task: Task) -> bool:
@@ -114,20 +114,9 @@ def _check_sample(sample: object, task: Task, made: str) -> None:
     if not isinstance(sample, Sample):
         raise UsageError(f"{made} {sample!r:.60}, not a kvp.data Sample")
     choices = {"task": [task.name], "metric": [*METRIC_NAMES, *BENCHMARK_METRICS, CLASSIFICATION]}
-    for item in fields(sample):
-        value = getattr(sample, item.name)
-        texts = isinstance(value, tuple | list) and all(isinstance(text, str) for text in value)
-        wanted, fits = {
-            "str": ("a text", isinstance(value, str)),
-            "int": ("a whole number above 0", type(value) is int and value > 0),
-            "tuple[str, ...]": ("a tuple of texts", texts),
-            "tuple[int, ...]": ("a tuple of integers", isinstance(value, tuple)),
-            "Mapping[str, str | float]": ("a mapping", isinstance(value, Mapping)),
-        }.get(str(item.type), ("", True))
-        if item.name in choices:
-            wanted, fits = " or ".join(choices[item.name]), value in choices[item.name]
-        if not fits:
-            raise UsageError(f"{made} a sample whose {item.name} is {value!r:.60}, not {wanted}")
+    for name, known in choices.items():
+        if (value := getattr(sample, name)) not in known:
+            raise UsageError(f"{made} a sample whose {name} is {value!r}, not {' or '.join(known)}")
 
 
 def expand_tasks(names: Sequence[str]) -> tuple[str, ...]:
