@@ -14,7 +14,7 @@ def policy_sources(arguments: Sequence[str]) -> dict[str, PolicySource]:
     """Policies by label, folders of policy directories expanded.
 
     Each argument is `POLICY` or `label=POLICY`, with policies named as for `find_policy`. Raises
-    UsageError where two share a label, PolicyError where there is no policy and as `find_policy`.
+    UsageError where two share a label, PolicyError where none is of the name.
     """
     sources: dict[str, PolicySource] = {}
     for argument in arguments:

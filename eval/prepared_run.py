@@ -89,7 +89,7 @@ def prepare(
 
 
 def build_run_methods(config: EvalConfig) -> tuple[Method, ...]:
-    """Methods of a run; errors as for `build_methods`."""
+    """The methods that settings name, with their allocators and policies."""
     return build_methods(
         config.method_list, allocators=config.allocator_list, policies=config.policy_list,
         seed=config.seed,

@@ -146,7 +146,7 @@ def load_policy(name: str | Path | PolicySource) -> LearnedScorer:
 
 
 def load_shard(name: str | Path | PolicySource) -> Shard:
-    """Load what a policy directory holds, all heads or some; names and errors as `load_policy`."""
+    """Load all heads, or some, that a policy directory holds; PolicyError names a wrong file."""
     source = name if isinstance(name, PolicySource) else find_policy(name)
     target = source.folder
     check_index(target)

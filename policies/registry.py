@@ -60,7 +60,7 @@ def make_scorer(spec: ScorerSpec | Specification, *, policies: bool = False) -> 
 
 
 def make_allocator(spec: AllocatorSpec | Specification) -> Allocator:
-    """Build an allocator as `make_scorer` a scorer; PolicyError, too, on a damaged budget file."""
+    """The same for an allocator; PolicyError, too, on a damaged budget file."""
     made, label = _build(spec, "allocator", {name: ALLOCATORS[name].build for name in ALLOCATORS})
     allocator: Allocator = check_allocator(made, label)
     _check_name(allocator.name, type(allocator), label, ALLOCATORS)
@@ -119,7 +119,8 @@ def resolve_method(
     """Scorer and allocator of `METHOD[+ALLOCATOR]` or `POLICY[+ALLOCATOR]`, or of two sides.
 
     A policy is named as for `load_policy`; a side that is an object stays as it is. Without an
-    allocator there is None. Raises as `make_method` and `load_policy`.
+    allocator there is None. Raises UsageError for an unknown or unfit side, PolicyError for a
+    policy that is missing or damaged.
     """
     left, allocator = split_sides(scorer, allocator)
     if (
@@ -145,9 +146,9 @@ class ScorerAndAllocator(NamedTuple):
 def make_method(spec: ScorerSpec, allocator: AllocatorSpec | None = None) -> ScorerAndAllocator:
     """Build both sides of `SCORER[+ALLOCATOR]`, uniform without the second.
 
-    The second side may be given as `allocator` instead. Raises as `make_scorer` and
-    `make_allocator`; UsageError, too, when both are given, and when the allocator takes the sizes
-    of a scorer that has none.
+    The second side may be given as `allocator` instead. Raises UsageError for an unknown or unfit
+    side, when both are given, and when the allocator takes the sizes of a scorer that has none;
+    PolicyError on a damaged budget file.
     """
     left, allocator = split_sides(spec, allocator)
     scorer = make_scorer(left)

@@ -35,7 +35,7 @@ from kvp.scoring import Scorer, check_allocator, check_scorer
 def context_ids(text: Text, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Tokens of a text as it is, or of messages as a template writes them before the next one.
 
-    Errors as `kvp.messages.check_text` and `render_chat`.
+    UsageError for what is no text or no messages, ModelError for an unusable template.
     """
     if not isinstance(text, str):
         return list(tokenizer(render_chat(text, tokenizer), add_special_tokens=False).input_ids)

@@ -56,8 +56,8 @@ def prefill_and_evict(
     it is not to see, such as a question. A budget of N or more keeps all N tokens. All else is as
     for `evicting`; `kvp.hf.kept.Kept(cache)` says what stayed.
 
-    Raises as `evicting` does; UsageError also where `fed_again` leaves no token, and inside an
-    `evicting` block of the same model.
+    Raises UsageError and ModelError where `evicting` would; UsageError also where `fed_again`
+    leaves no token, and inside an `evicting` block of the same model.
     """
     model, rule = _prepare_rule(model, scorer, budget, protection, allocator, tokenizer)
     batch, tokens = batch_shape(input_ids)

@@ -90,7 +90,7 @@ def _copy_slice(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.
 
 
 def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """A model's tokenizer alone, without its weights; names and errors as `load_model`."""
+    """A tokenizer without its model, by the model's name; ModelError where there is none."""
     source, options = _source(name, revision)
     tokenizer: PreTrainedTokenizerBase = _load(_tokenizer, name, "tokenizer", source, options)
     # Where the files are missing, transformers makes an empty tokenizer of the model's class, which
@@ -115,13 +115,13 @@ def load_configured_tokenizer(
 def load_configured_model(
     config: ModelConfig, device: str
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model and the tokenizer that settings name; errors as `load_model`."""
+    """The model and the tokenizer that settings name; ModelError and UsageError for wrong ones."""
     loaded = load_model(config.model, device=device, dtype=config.dtype, revision=config.revision)
     return loaded[0], load_configured_tokenizer(config, loaded[1])
 
 
 def load_config(name: str, *, revision: str | None = None) -> PreTrainedConfig:
-    """A model's configuration alone, without weights; names and errors as `load_model`."""
+    """A configuration without weights, by the model's name; ModelError where there is none."""
     source, options = _source(name, revision)
     if not options.get("local_files_only"):  # retries without a network take a while
         phase(f"looking for {name} in the local hub cache, then online")

@@ -38,7 +38,7 @@ def check_mode(model: PreTrainedModel) -> None:
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Raise ModelError unless kvp's attention can replace the model's own, and as `check_mode`.
+    """Raise ModelError unless kvp's attention can replace the model's own; `check_mode` first.
 
     The first time, the model runs over one token with an evicting cache, since no attribute shows
     whether its attention passes positions and leaves the cache's handle alone.

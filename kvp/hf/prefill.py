@@ -151,8 +151,8 @@ def observe(
     `every_state` also the states themselves. The caches of layers that nothing is evicted from
     cannot be rolled back, so they are also kept as they were before the last `fed_again` tokens; a
     model with such layers runs twice then. The model keeps the attention that is set on it. Raises
-    UsageError when `cache` has already been shrunk and inside an `evicting` block of the same
-    model, and as `kvp.hf.model_checks.check_mode`.
+    UsageError when `cache` has already been shrunk, inside an `evicting` block of the same model
+    and in training mode; ModelError where weights are offloaded.
     """
     model = unwrap_model(model)
     check_mode(model)
@@ -187,8 +187,9 @@ def prefill(
     """Run the model once over `input_ids` [B, T] int64 (no padding) and record what `needs` lists.
 
     `needs` are those of one scorer, or of all scorers that will read the result; `fed_again` of the
-    tokens are fed once more after the eviction. Raises as `observe`, and ModelError for a model
-    whose hidden states cannot be recorded.
+    tokens are fed once more after the eviction. Raises UsageError inside an `evicting` block of the
+    same model and in training mode, ModelError where hidden states cannot be recorded or weights
+    are offloaded.
     """
     all_needs = (needs,) if isinstance(needs, Needs) else tuple(needs)
     windows = [need.queries for need in all_needs]

@@ -204,7 +204,7 @@ def reconstruction_inputs(
 
 
 def turn_change(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The chat template between user and assistant, "" without one; errors as `template_frame`."""
+    """The chat template between user and assistant, "" without one; ModelError for a bad one."""
     return template_frame(["user"], tokenizer)[1] if tokenizer.chat_template else ""
 
 

@@ -66,7 +66,7 @@ class TraceReader:
         return self._read("k", index), self._read("v", index)
 
     def label(self, name: str, index: int) -> Tensor:
-        """A label of a prompt: [L, H, P] float32, P = its `prompt_length`; errors as `kv`."""
+        """A label of a prompt: [L, H, P] float32, P = its `prompt_length`; raises StoreError."""
         if name not in self.plan.labels:
             stored = ", ".join(self.plan.labels) or "no labels"
             raise StoreError(f"{self.path} holds no label {name!r} (it holds {stored})")

@@ -44,7 +44,8 @@ def configured_method(name: str) -> tuple[Scorer, Allocator | None]:
     """What a server with this `policy` ranks with, and how heads share the budget; None: equally.
 
     Without an allocator a policy whose scores are calibrated has `global`, which was ahead of equal
-    counts on validation (docs/decisions.md#the-allocator-of-a-policy). Raises as `resolve_method`.
+    counts on validation (docs/decisions.md#the-allocator-of-a-policy). Raises
+    UsageError for an unknown method, PolicyError for a policy that is not there.
     """
     from kvp import resolve_method  # imports torch
 
