@@ -143,6 +143,10 @@ def check_name(
         return
     hint = did_you_mean(name, (*names, *others), cutoff=0.75 if module else 0.6)
     hint = " (this is a policy)" if name in POLICIES else hint
+    if kind == "method" and name in ALLOCATOR_NAMES:
+        hint = f" (this is an allocator: write METHOD+{name})"
+    if kind == "allocator" and name in SCORER_NAMES:
+        hint = " (this is a method)"
     if module and not hint:
         hint = f" (no module {name} can be found, in the working folder neither)"
     hint += did_you_mean(policy, POLICIES) if policy else ""

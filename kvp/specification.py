@@ -113,9 +113,12 @@ def split_policy(text: str) -> tuple[str, str | None]:
 
 
 def split_label(given: str) -> tuple[str, str]:
-    """Label ("" without one) and policy of `POLICY` or `label=POLICY`; a folder may hold a `=`."""
-    label, _, name = given.rpartition("=")
-    return ("", given) if exists(given) else (label, name)
+    """Label ("" without one) and policy of `POLICY` or `label=POLICY`.
+
+    A path that exists, and a text with a slash before its first `=`, are a policy without a label.
+    """
+    label, equals, name = given.partition("=")
+    return (label, name) if equals and not exists(given) and "/" not in label else ("", given)
 
 
 def split_list(text: str) -> tuple[str, ...]:

@@ -34,7 +34,9 @@ CLASSIFICATION = "classification"
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_SIGNED = re.compile(r"(?P<sign>(?<![\w)])[-\u2212])?\$?(?P<digits>\d[\d,]*(?:\.\d+)?|\.\d+)")
+_SIGNED = re.compile(
+    r"(?P<sign>(?<![\w)])[-\u2212])?\$?(?P<digits>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
+)
 _MARKED = re.compile(r"#### ?(-?[0-9.,]+)")
 _COMMENT_MARKS = ("`", "#", "//")
 _RECURSION = 100_000
@@ -135,7 +137,7 @@ def number_of_reference(reference: str) -> Decimal | None:
 
 
 def last_number(text: str) -> Decimal | None:
-    """The last number of a text, without commas and currency; None without any."""
+    """The last number of a text, without currency and commas of thousands; None without any."""
     every = list(_SIGNED.finditer(text))
     if not every:
         return None

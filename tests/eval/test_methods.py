@@ -17,7 +17,7 @@ from kvp.hf.scorer_inputs import whole_prompt_input
 from kvp.plugins import import_object
 from kvp.program.settings import Group
 from kvp.scoring import ALL_QUERIES, Needs, Noise, Reconstruction
-from kvp.specification import split_method
+from kvp.specification import split_label, split_method
 from policies import make_scorer
 from policies.registry import ALLOCATORS, NULLS, SCORERS
 
@@ -67,6 +67,8 @@ def test_policies_are_labelled_by_folder_or_by_hand(tmp_path):
     assert list(policy_sources([one, many])) == ["one", "seed0", "seed1"]
     (mine,) = policy_sources([f"mine={one}"]).items()
     assert (mine[0], mine[1].folder) == ("mine", tmp_path / "one")
+    assert split_label("a=s3://b/lr=1") == ("a", "s3://b/lr=1")
+    assert split_label("s3://b/lr=1") == ("", "s3://b/lr=1")
     assert list(policy_sources([f"a={many}", f"b={many}"])) == [
         "a.seed0", "a.seed1", "b.seed0", "b.seed1",
     ]  # fmt: skip

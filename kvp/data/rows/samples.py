@@ -70,9 +70,11 @@ def row_samples(
 
 
 def data_name(data: str) -> str:
-    """What samples of `data` are called: the file's name without its suffix."""
+    """What samples of `data` are called: the file's name without its suffix, or the folder's."""
     path = Path(data)
-    return path.name.partition(".")[0] or path.name if path.exists() else data.rsplit("/", 1)[-1]
+    if not path.exists():
+        return data.rsplit("/", 1)[-1]
+    return path.name if path.is_dir() else path.stem
 
 
 @dataclass

@@ -36,7 +36,7 @@ from kvp.errors import UsageError
         # GSM8K: the last number, or the one behind ####
         ("number", "So 3 + 15 = 18 eggs.", ["It is 9 * 2.\n#### 18"], 1.0),
         ("number", "$1,200.00", ["#### 1,200"], 1.0),
-        ("number", "10-5", ["5"], 1.0),
+        ("number", "10-5, so 7,5", ["5"], 1.0),
         ("number", "x = -3", ["3"], 0.0),
         # LongBench: the first line of code; 2 insertions in 5 + 7 letters
         ("code", "abcde", ["abcdefg"], 1 - 2 / 12),
