@@ -32,7 +32,7 @@ def check_text(text: object, what: str = "a text") -> str:
 
 def check_messages(messages: object) -> list[dict[str, str]]:
     """Messages without what is None in them; UsageError without a role and a content of text."""
-    if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
         raise UsageError(f"messages are a list of at least one, not {messages!r:.40}")
     checked = []
     for number, message in enumerate(messages, 1):

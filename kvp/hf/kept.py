@@ -52,8 +52,16 @@ class Kept:
         return self._bytes(np.broadcast_to(self.seen[:, None, None], self.tokens.shape))
 
     def positions(self, layer: int, head: int, entry: int = 0) -> np.ndarray:
-        """[n] int64: ascending positions, from 0, that a head of the model's `layer` holds."""
-        held = self._filled.stored[layer].positions[entry, head]
+        """[n] int64: ascending positions, from 0, that a head of the model's `layer` holds.
+
+        Raises UsageError for a layer of which nothing is evicted.
+        """
+        stored = self._filled.stored
+        if layer not in stored:
+            raise UsageError(
+                f"no tokens are evicted from layer {layer}: choose from {list(stored)}"
+            )
+        held = stored[layer].positions[entry, head]
         return held[held < EMPTY].cpu().numpy()
 
     def draw(self, entry: int = 0) -> Figure:

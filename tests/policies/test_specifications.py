@@ -85,7 +85,7 @@ def test_options_override_presets():
         ("+ada", "method '' is not of the form"),
         ("snapkv+ada+global", "allocator 'ada+global' is not of the form"),
         ("snapkv+snapkv",
-         f"unknown allocator 'snapkv' (this is a method): choose from {', '.join(ALLOCATOR_NAMES)}"),
+         f"'snapkv' (this is a method): choose from {', '.join(ALLOCATOR_NAMES)}"),
         ("knorm+uniform(a=1)", "uniform has no option 'a': its options are whole"),
         ("knorm+ada(safeguard=1.5)", "ada: safeguard must be a number from 0 to 1, got 1.5"),
         ("knorm+windowkv(group=0)", "windowkv: group must be an integer >= 1 or auto, got 0"),

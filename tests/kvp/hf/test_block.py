@@ -282,6 +282,7 @@ def test_ways_of_generating_that_cannot_work_are_refused(
         (lambda m, ids, f: evicting(nn.Identity(), f, 22), "Identity is no transformers model"),
         (lambda m, ids, f: prefill_and_evict(m, ids, f, 22, fed_again=30), "29 of 30 .* got 30"),
         (lambda m, ids, f: prefill_and_evict(m, ids[0], f, 22), r"not \(30,\): pass ids\[None\]"),
+        (lambda m, ids, f: prefill_and_evict(m, ids.tolist(), f, 22), "a tensor .* not list"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(qwen, prompt, fixed, attempt, message, one_line):

@@ -55,6 +55,8 @@ def test_padding_beams_and_further_evictions(qwen, prompt, by_content, generate)
     assert (kept.tokens[:2] == 24 + 9 % 4).all()
     assert (kept.tokens[2:] == 36 + 9 % 4).all()
     assert kept.positions(2, 1, entry=1).max() == 48
+    with pytest.raises(UsageError, match=r"no tokens are evicted from layer 3: .*\[0, 1, 2\]"):
+        kept.positions(3, 0)
     assert str(kept).startswith("4 entries of 49 to 69 tokens")
     assert kept.full_nbytes == (49 + 49 + 69 + 69) * LAYERS * HEADS * 2 * 8 * 4
 

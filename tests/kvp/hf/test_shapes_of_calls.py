@@ -214,7 +214,7 @@ IDS = torch.arange(1, 13)[None]
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"input_ids": IDS[0]}, r"is \[rows, tokens\], not \(12,\): pass ids\[None\]"),
+        ({"input_ids": IDS[0]}, r"is a tensor \[rows, tokens\], not \(12,\): pass ids\[None\]"),
         ({"input_ids": IDS[:, :0]}, "at least one token, this one is empty"),
         ({"inputs_embeds": torch.ones(1, 12, 32)}, "pass input_ids, not inputs_embeds"),
         ({"input_ids": IDS, "attention_mask": torch.ones(1, 5)}, r"mask \(1, 5\) does not fit"),
