@@ -73,22 +73,21 @@ class ContextFacts:
     counts: Sequence[Sequence[int]] | None = None
     """Tokens of every layer and KV head, multiples of `BLOCK`; None where all keep k."""
 
-    def check(
-        self, *, model: Mapping[str, Any], geometry: Mapping[str, Any], vocabulary: int,
-        rope: Mapping[str, Any],
-    ) -> None:  # fmt: skip
-        """Raise ContextError, in one line, where another model than this one made the context.
+    def check(self, known: Mapping[str, Any]) -> None:
+        """Raise ContextError, in one line, where another model made the context than the one here.
 
+        `known` are the fields `model`, `geometry`, `vocabulary` and `rope` of the model here.
         Engines know no digest of `weights`, so it is compared only where both sides have it.
-        `norms` are compared where this model's are known.
+        `norms` are compared where those of the model here are known.
         """
+        model = known["model"]
         made = f"this context was made by {self.model['id']}"
-        size, here = map(Geometry.from_dict, (self.geometry, geometry))
-        if (size, self.vocabulary) != (here, vocabulary):
+        size, here = map(Geometry.from_dict, (self.geometry, known["geometry"]))
+        if (size, self.vocabulary) != (here, known["vocabulary"]):
             raise ContextError(f"{made}, {size}; this model has {here}")
         if (dtype := self.model["dtype"]) != model["dtype"]:
             raise ContextError(f"{made} in {dtype}; this model computes in {model['dtype']}")
-        if dict(self.rope) != dict(rope) or not same_buffers(self.model, model):
+        if dict(self.rope) != dict(known["rope"]) or not same_buffers(self.model, model):
             raise ContextError(f"{made} with another RoPE than this model has")
         names = ("norms",) if self.model["weights"] is None else ("weights", "norms")
         if any(model[name] not in (None, self.model[name]) for name in names):
@@ -171,8 +170,7 @@ class Context:
             path.parent.mkdir(parents=True, exist_ok=True)
             checksums = {"tensors": self.checksum, "digest": self.digest}
             version = FORMAT.older if self.facts.counts is None else FORMAT.version
-            head = {**FORMAT.head, "format_version": version}
-            header = {**head, **self.facts.to_dict(), **checksums}
+            header = {**FORMAT.head, "format_version": version, **self.facts.to_dict(), **checksums}
             write_sealed_safetensors(path, self.tensors, header)
         return path
 
@@ -240,10 +238,10 @@ def plan_context(
     if allocator is not None:
         name = portable(allocator.name)
         split = WholeBlocks(allocator, BLOCK) if kept < tokens else None
-    return Choice(kept, protection, split), {
-        "policy": label_of(scorer), "policy_digest": ScorerParts(scorer).digest,
-        "allocator": name, "protection": asdict(protection), "budget": str(budget),
-    }  # fmt: skip
+    digest = ScorerParts(scorer).digest
+    facts: dict[str, Any] = {"policy": label_of(scorer), "policy_digest": digest}
+    facts |= {"allocator": name, "protection": asdict(protection), "budget": str(budget)}
+    return Choice(kept, protection, split), facts
 
 
 def read_facts(path: Path) -> ContextFacts:

@@ -121,7 +121,7 @@ def load_context(context: Context | str | Path, model: PreTrainedModel) -> Cache
     check_context_model(inner)
     if not isinstance(context, Context):
         context = read_context(Path(context))
-    context.facts.check(**_facts_of(inner))
+    context.facts.check(_facts_of(inner))
     devices = [next(module.parameters()).device for module in attention_modules(inner)]
     if context.facts.counts is not None:
         return _uneven_cache(context, devices)

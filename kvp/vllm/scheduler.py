@@ -59,7 +59,7 @@ class Scheduler:
         name, stop = request.request_id, min(written, len(request.prompt_token_ids) - 1)
         try:
             facts = read_facts(self._folder / f"{digest}{SUFFIX}")
-            facts.check(**self._model.facts)
+            facts.check(self._model.facts)
             refused = wrong or _refusal_reason(request, facts, written, self._model)
         except ContextError as error:
             refused = str(error)

@@ -151,7 +151,7 @@ class Worker:
         return context
 
     def _write(self, context: Context, load: Load) -> None:
-        context.facts.check(**self._model.facts)
+        context.facts.check(self._model.facts)
         if context.facts.counts is not None:
             self._write_uneven(context, load)
         else:
