@@ -184,12 +184,10 @@ class _LayerOfEntry:
         """The slots of every head that hold a token, in order."""
         return [present.nonzero()[:, 0] for present in self.positions < EMPTY]
 
-    def views(
-        self, needs: Needs, budget: int, prompt_tokens: int
-    ) -> Iterator[tuple[slice, Tensor, View]]:
+    def views(self, needs: Needs, budget: int, prompt_tokens: int) -> Iterator[tuple[Tensor, View]]:
         """One view of all heads where they hold equally many tokens, else one of each head.
 
-        Each comes with the heads that it shows, and the slots [h, N] int64 of its scores.
+        Each comes with the slots [h, N] int64 whose tokens it shows.
         """
         slots = self.slots
         together = len({len(head_slots) for head_slots in slots}) == 1
@@ -206,11 +204,16 @@ class _LayerOfEntry:
                 head_queries = self.queries[head * group : (head + size) * group]
                 queries = head_queries[None, :, -window:]
             view = View(
-                layer=self.index, heads=heads, positions=positions[None], queries=queries,
-                keys=self.keys[heads].gather(1, wide)[None], budget=budget,
-                values=self.values[heads].gather(1, wide)[None], prompt_tokens=prompt_tokens,
-            )  # fmt: skip
-            yield heads, taken, view
+                layer=self.index,
+                heads=heads,
+                keys=self.keys[heads].gather(1, wide)[None],
+                values=self.values[heads].gather(1, wide)[None],
+                positions=positions[None],
+                budget=budget,
+                queries=queries,
+                prompt_tokens=prompt_tokens,
+            )
+            yield taken, view
 
 
 def _count_latest(positions: Tensor, wanted: int) -> int:
@@ -252,8 +255,8 @@ def _select_slots(
         for part in layer.views(needs_of(rule.scorer), budget, prompt_tokens)
     ]
     scored = score_layers(rule.scorer, [view for *_, view in parts])
-    for (layer_scores, heads, part_slots, _), part_scores in zip(parts, scored, strict=True):
-        layer_scores[heads] = layer_scores[heads].scatter(1, part_slots, part_scores[0])
+    for (layer_scores, shown, view), part_scores in zip(parts, scored, strict=True):
+        layer_scores[view.heads].scatter_(1, shown, part_scores[0])
     device = scores[0].device  # layers may lie on several devices
     pairs = zip(scores, orders, strict=True)
     arranged = [_take_slots(layer, order, -torch.inf).to(device) for layer, order in pairs]
