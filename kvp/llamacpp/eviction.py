@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import llama_cpp
 import numpy as np
@@ -116,9 +116,11 @@ class Cells:
 
 
 def shrink(
-    llama: Llama, scorer: Scorer | type[Scorer], budget: int | str | Budget,
+    llama: Llama,
+    scorer: Scorer | type[Scorer],
+    budget: int | str | Budget,
     protection: Protection | str | None = None,
-) -> Cells:  # fmt: skip
+) -> Cells:
     """Keep `budget` tokens per head of what `llama` has read, by `scorer`; it goes on from there.
 
     Kept keys and values keep their bytes. `llama.eval` and `generate` continue, as does a
@@ -137,13 +139,13 @@ def shrink(
         ModelError, ContextError: not a cache that kvp can cut; nothing has been changed.
         PolicyError: the policy is of another model.
     """
-    decoder, scorer, protection = _prepare(llama, scorer, protection)
-    state = decoder.read()
+    evictor = _Evictor.of(llama, scorer, protection)
+    decoder, state = evictor.decoder, evictor.decoder.read()
     seen = int(state.positions[-1]) + 1
     tokens = llama.input_ids[: llama.n_tokens].tolist()
-    if len(tokens) != seen and needs_of(scorer).queries:
-        raise UsageError(f"{scorer.name} reads queries: let llama.eval read the text")
-    budgeted = kept_tokens(parse_budget(budget), len(state.positions), protection)
+    if len(tokens) != seen and needs_of(evictor.scorer).queries:
+        raise UsageError(f"{evictor.scorer.name} reads queries: let llama.eval read the text")
+    budgeted = kept_tokens(parse_budget(budget), len(state.positions), evictor.protection)
     held, first = _SHRUNK.get(llama), int(state.positions[0])
     if held is None or first != held.end - held.positions.shape[-1] or seen < held.floor:
         held = _state_of_all(decoder.geometry, state.positions)
@@ -153,7 +155,7 @@ def shrink(
                 "shrink what this Llama has read itself"
             )
     cells = Cells(held, seen)
-    _evict_cells(decoder, scorer, state, cells, budgeted, protection, tokens)
+    evictor.evict(state, cells, budgeted, tokens)
     _SHRUNK[llama] = cells.held
     _read_anew_before(cells.held.floor, weakref.ref(llama))
     llama._requires_eval = True  # the logits of the last token are those of the full cache
@@ -176,9 +178,11 @@ def _read_anew_before(floor: int, reference: Callable[[], Any]) -> None:
 
 @contextmanager
 def bounded(
-    llama: Llama, scorer: Scorer | type[Scorer], cells: int | None = None,
+    llama: Llama,
+    scorer: Scorer | type[Scorer],
+    cells: int | None = None,
     protection: Protection | str | None = None,
-) -> Iterator[Cells]:  # fmt: skip
+) -> Iterator[Cells]:
     """Let `llama` read and write texts of any length within `cells` cells.
 
     Inside the block all of llama-cpp-python's methods (`eval`, `generate`, `create_completion`,
@@ -205,16 +209,16 @@ def bounded(
             within another `bounded`, with `logits_all`, a cache or a draft model; ModelError and
             PolicyError as for `shrink`.
     """
-    decoder, scorer, protection = _prepare(llama, scorer, protection)
-    least = 4 * max(protection.tokens, 8)
-    bound = _BoundedSequence(decoder, scorer, _choose_most(llama, cells, least), protection)
+    evictor = _Evictor.of(llama, scorer, protection)
+    decoder, least = evictor.decoder, 4 * max(evictor.protection.tokens, 8)
+    bound = _BoundedSequence(evictor, _choose_most(llama, cells, least))
     saved = {"_n_ctx": llama._n_ctx, "input_ids": llama.input_ids}
     vars(llama).pop("eval", None)
     llama.reset()
     try:
         llama.eval([0] * (least // 2))
         trial = Cells(_state_of_all(decoder.geometry, np.arange(least // 2)), least // 2)
-        _evict_cells(decoder, scorer, decoder.read(), trial, least // 4, protection, [0] * least)
+        evictor.evict(decoder.read(), trial, least // 4, [0] * least)
         _close_gaps(decoder, trial)
         llama.reset()
         llama._n_ctx, llama.input_ids = LONGEST, np.zeros(LONGEST, np.intc)
@@ -242,25 +246,55 @@ def _choose_most(llama: Llama, cells: int | None, least: int) -> int:
     return cells
 
 
-def _prepare(
-    llama: Llama, given: Scorer | type[Scorer], asked: Protection | str | None
-) -> tuple[Decoder, Scorer, Protection]:
-    decoder = Decoder.of(llama)
-    if isinstance(getattr(llama.eval, "__self__", None), _BoundedSequence):
-        raise UsageError("this Llama is within bounded, which evicts by itself: leave that first")
-    scorer = check_scorer(given, repr(given), "; pass make_scorer(...) or load_policy(...)")
-    protection = protection_of(asked)
-    least = max(protection.recents, int(needs_of(scorer).queries > 0))
-    return decoder, scorer, replace(protection, recents=least)
+class _Evictor(NamedTuple):
+    """Chooses by one method which cells of a model's sequence stay."""
+
+    decoder: Decoder
+    scorer: Scorer
+    protection: Protection
+
+    @classmethod
+    def of(cls, llama: Llama, scorer: object, protection: Protection | str | None) -> _Evictor:
+        """Check what `shrink` and `bounded` are given, with their errors."""
+        decoder = Decoder.of(llama)
+        if isinstance(getattr(llama.eval, "__self__", None), _BoundedSequence):
+            raise UsageError(
+                "this Llama is within bounded, which evicts by itself: leave that first"
+            )
+        method = check_scorer(scorer, repr(scorer), "; pass make_scorer(...) or load_policy(...)")
+        asked = protection_of(protection)
+        least = max(asked.recents, int(needs_of(method).queries > 0))
+        return cls(decoder, method, replace(asked, recents=least))
+
+    def evict(self, state: SequenceState, cells: Cells, keep: int, tokens: Sequence[int]) -> None:
+        """Keep the `keep` best cells of every head of `state`, and say so in `cells`."""
+        started, positions, held = time.perf_counter(), cells.positions, cells.held
+        views = partial(
+            self.decoder.views,
+            state,
+            needs_of(self.scorer),
+            tokens=tokens,
+            positions=positions,
+            unbroken=cells.seen - held.floor,
+        )
+        choice = Choice(keep, self.protection)
+        ((_, (selected,)),) = score_and_select(views, self.scorer, [choice])
+        best = selected.numpy()
+        self.decoder.write(state.take(best))
+        own = np.take_along_axis(positions, best, -1)
+        floor = cells.seen - _count_unbroken(best.reshape(-1, keep) - cells.kept)
+        cells.held = _CellState(own, cells.seen, cells.end, max(held.floor, floor))
+        cells.cell_nbytes = state.nbytes // len(state.positions)
+        cells.evictions += 1
+        cells.seconds += time.perf_counter() - started
 
 
 class _BoundedSequence:
     """Sequence 0 of a llama, which holds at most `most` cells."""
 
-    def __init__(self, decoder: Decoder, scorer: Scorer, most: int, protection: Protection) -> None:
-        self.decoder, self.scorer, self.most = decoder, scorer, most
-        self.protection = protection
-        self.empty = _state_of_all(decoder.geometry, np.zeros(0))
+    def __init__(self, evictor: _Evictor, most: int) -> None:
+        self.evictor, self.most, self.decoder = evictor, most, evictor.decoder
+        self.empty = _state_of_all(self.decoder.geometry, np.zeros(0))
         self.cells = Cells(self.empty)
 
     def eval(self, tokens: Sequence[int]) -> None:
@@ -291,9 +325,9 @@ class _BoundedSequence:
         state, end = self.decoder.read(), self.cells.end
         if not np.array_equal(state.positions, np.arange(end - self.cells.kept, end)):
             raise ContextError("the llama.cpp cache was changed inside the block by something else")
-        first = max(self.cells.seen - needs_of(self.scorer).queries, 0)
+        first = max(self.cells.seen - needs_of(self.evictor.scorer).queries, 0)
         tokens = self.decoder.llama.input_ids[first : self.cells.seen].tolist()
-        _evict_cells(self.decoder, self.scorer, state, self.cells, keep, self.protection, tokens)
+        self.evictor.evict(state, self.cells, keep, tokens)
 
 
 def _close_gaps(decoder: Decoder, cells: Cells) -> None:
@@ -302,24 +336,3 @@ def _close_gaps(decoder: Decoder, cells: Cells) -> None:
     state = decoder.move_keys(decoder.read(), positions - cells.positions)
     decoder.write(replace(state, positions=np.arange(cells.kept, dtype=np.int32)))
     cells.held = _CellState(positions, cells.seen, cells.kept, cells.held.floor)
-
-
-def _evict_cells(
-    decoder: Decoder, scorer: Scorer, state: SequenceState, cells: Cells, keep: int,
-    protection: Protection, tokens: Sequence[int],
-) -> None:  # fmt: skip
-    """Keep the `keep` best cells of every head, and say so in `cells`."""
-    started, positions, held = time.perf_counter(), cells.positions, cells.held
-    needs, unbroken = needs_of(scorer), cells.seen - held.floor
-    views = partial(
-        decoder.views, state, needs, tokens=tokens, positions=positions, unbroken=unbroken
-    )
-    ((_, (selected,)),) = score_and_select(views, scorer, [Choice(keep, protection)])
-    best = selected.numpy()
-    decoder.write(state.take(best))
-    own = np.take_along_axis(positions, best, -1)
-    floor = cells.seen - _count_unbroken(best.reshape(-1, keep) - cells.kept)
-    cells.held = _CellState(own, cells.seen, cells.end, max(held.floor, floor))
-    cells.cell_nbytes = state.nbytes // len(state.positions)
-    cells.evictions += 1
-    cells.seconds += time.perf_counter() - started
