@@ -91,12 +91,19 @@ class Decoder:
         _write_state(self.llama._ctx, state)
 
     def views(
-        self, state: SequenceState, needs: Needs, budget: int, tokens: Sequence[int],
-        positions: np.ndarray, unbroken: int,
-    ) -> Iterator[View]:  # fmt: skip
-        """A view per layer, as scorers read it; `tokens` are the ids of all tokens that were read,
-        N or more: the last ones count. `positions` [L, H, N] int64 are those that the keys
-        have; the last `unbroken` cells hold one token in all heads, without a gap.
+        self,
+        state: SequenceState,
+        needs: Needs,
+        budget: int,
+        tokens: Sequence[int],
+        positions: np.ndarray,
+        unbroken: int,
+    ) -> Iterator[View]:
+        """A view per layer, as scorers read it.
+
+        `tokens` are the ids of the tokens that were read, of which the last N are the cells'.
+        `positions` [L, H, N] int64 are those of the keys. The last `unbroken` cells hold one token
+        in all heads, without a gap.
 
         Raises UsageError where `needs` has what llama.cpp cannot give.
         """

@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import llama_cpp
@@ -27,7 +26,7 @@ from kvp.geometry import Geometry
 from kvp.llamacpp.decoder import Decoder
 from kvp.llamacpp.state import SequenceState
 from kvp.ranking import Choice, Protection, kept_tokens, protection_of, score_and_select
-from kvp.scoring import Scorer, check_scorer, needs_of
+from kvp.scoring import Scorer, View, check_scorer, needs_of
 
 LONGEST = 1 << 20
 """Tokens that a bounded sequence may have in all."""
@@ -269,14 +268,11 @@ class _Evictor(NamedTuple):
     def evict(self, state: SequenceState, cells: Cells, keep: int, tokens: Sequence[int]) -> None:
         """Keep the `keep` best cells of every head of `state`, and say so in `cells`."""
         started, positions, held = time.perf_counter(), cells.positions, cells.held
-        views = partial(
-            self.decoder.views,
-            state,
-            needs_of(self.scorer),
-            tokens=tokens,
-            positions=positions,
-            unbroken=cells.seen - held.floor,
-        )
+        needs, unbroken = needs_of(self.scorer), cells.seen - held.floor
+
+        def views(budget: int) -> Iterator[View]:
+            return self.decoder.views(state, needs, budget, tokens, positions, unbroken)
+
         choice = Choice(keep, self.protection)
         ((_, (selected,)),) = score_and_select(views, self.scorer, [choice])
         best = selected.numpy()
