@@ -39,8 +39,9 @@ class HubName:
 
 
 def is_path(name: str) -> bool:
-    """Whether a name can only be a path, there or not: it looks like one, or begins with a folder
-    that is here. The hub is not asked for those.
+    """Whether a name looks like a path or begins with a folder that exists.
+
+    The hub is never asked for such a name, whether or not the path exists.
     """
     first, slash, rest = name.partition("@")[0].partition("/")
     return name.startswith((".", "/", "~")) or "/" in rest or (bool(slash) and Path(first).is_dir())

@@ -65,7 +65,8 @@ def module_exists(name: str) -> bool:
 
 def import_object(name: str, what: str) -> Any:  # noqa: ANN401
     """The object `package.module:Name`; the working folder is searched after installed packages.
-    UsageError begins with `what` and the name.
+
+    Raises UsageError, which begins with `what` and the name, whatever goes wrong.
     """
     try:
         with _working_folder():

@@ -1,9 +1,9 @@
 """A transformers cache whose layers drop entries physically and still report the true length.
 
-Layers that see every token are kvp's. All others are transformers' own (`kvp.hf.model_config`) and
-hold what they would hold without kvp. `get_seq_length` is the number of tokens seen (padding
-columns included, as transformers counts), so positions stay true and `generate` feeds exactly the
-new tokens; `get_mask_sizes` counts what is stored.
+Layers that see every token are kvp's. All other layers are transformers' own and hold what they
+would hold without kvp (`kvp.hf.model_config`). `get_seq_length` counts the tokens seen, padding
+columns included, as transformers does. So positions stay true, and `generate` feeds exactly the new
+tokens. `get_mask_sizes` counts what is stored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class EvictingCache(Cache):
     """The layers of a model; empty until its first forward pass, like a `DynamicCache`."""
 
     def __init__(self, layers: Sequence[EvictingLayer | UntouchedLayer] = ()) -> None:
-        """Take `layers`, or begin without: the first pass then adds kvp's. `of` makes all kinds."""
+        """Take `layers`; the first pass adds an `EvictingLayer` for each layer that is missing."""
         super().__init__(layers=list(layers))
         self.recorder: QueryRecorder | None = None
         """Receives the queries of every forward pass while it is set."""
@@ -134,11 +134,11 @@ class EvictingCache(Cache):
             )
 
     def end_prompt(self) -> None:
-        """Note that what was seen so far is a prompt, after which the cache is shrunk."""
+        """Note that a prompt ends with the tokens seen so far; the cache is shrunk after it."""
         self.prompt_tokens, self.shrunk_at = tuple(self.lengths), self.get_seq_length()
 
     def add_ids(self, fed: Tensor, real: Tensor) -> None:
-        """Note the ids [B, T] that a pass has fed; `real` is what `mark_tokens` returned."""
+        """Note the ids [B, T] that a pass has fed; `real` is the result of `mark_tokens`."""
         held = real.new_empty(len(real), 0) if self.ids is None else self.ids.to(real.device)
         new, ids = real[:, held.shape[1] :], fed.long()
         if ids.shape != new.shape:
@@ -166,10 +166,11 @@ class EvictingCache(Cache):
         )
 
     def mark_tokens(self, mask: Tensor | None, batch: int, tokens: int) -> Tensor:
-        """Which of the N columns seen and the T fed next hold tokens, not padding: [B, N + T] bool.
+        """[B, N + T] bool: which columns, of the N seen and the T fed next, hold no padding.
 
-        `mask` covers the T columns or all of them; None: the T have no padding. Raises UsageError
-        for a mask of another shape, and for one with other padding in the columns seen.
+        `mask` covers the T columns or all N + T; None means that the T columns have no padding.
+        Raises UsageError for a mask of another shape, and for one that disagrees about the padding
+        in the N columns seen.
         """
         seen, held = self.get_seq_length(), self.ids
         alone, every = (batch, tokens), (batch, seen + tokens)

@@ -2,7 +2,7 @@
 
 `evicting` wraps an unmodified `model.generate`: the first new token still comes from full
 attention, as in the KVP paper. Tokens that are fed to the cache of `prefill_and_evict` see the kept
-tokens only; so does the last token of a prompt, although the method has seen it.
+tokens alone. With `fed_again=1` so does the prompt's last token, although the method has seen it.
 
 Inside a block every forward pass of the model gets an `EvictingCache` and is followed by eviction
 (`kvp.hf.forward_pass`). `kvp.hf.calls` decides which calls go to a block.
@@ -51,10 +51,10 @@ def prefill_and_evict(
 ) -> EvictingCache:
     """Prefill `input_ids` [B, T] int64 (no padding) and keep `budget` tokens per KV head.
 
-    The cache has seen the first N = T - `fed_again` tokens; feed the rest afterwards. With a whole
-    prompt pass `fed_again=1`, so that the method sees the query of its last token; leave out what
-    it is not to see, such as a question. A budget of N or more keeps all N tokens. All else is as
-    for `evicting`; `kvp.hf.kept.Kept(cache)` says what stayed.
+    The cache has seen the first N = T - `fed_again` tokens; feed the rest afterwards. Pass
+    `fed_again=1` with a whole prompt, so that the method sees the query of the prompt's last token.
+    Leave out what the method must not see, such as a question. A budget of N or more keeps all N
+    tokens. All else is as for `evicting`; `kvp.hf.kept.Kept(cache)` says what stayed.
 
     Raises UsageError and ModelError where `evicting` would; UsageError also where `fed_again`
     leaves no token, and inside an `evicting` block of the same model.

@@ -1,9 +1,9 @@
 """A forward pass inside an `evicting` block: its arguments, and the eviction that follows it.
 
-Passes of `generate` up to the end of its prompt, and others of several tokens, read a prompt, a
-piece of one or a further turn. Eviction follows each of them. All other passes are an answer, which
-is evicted from after every `every` tokens, or never. The ids, mask and positions of a call together
-tell which tokens are new (`EvictingCache.mark_tokens`, `check_begins`).
+A pass reads a prompt, a piece of a prompt or a further turn if it feeds several tokens, or if a
+`generate` call has not reached the end of its prompt. Eviction follows each such pass. All other
+passes write an answer, whose cache is shrunk after every `every` tokens, or never. The ids, mask
+and positions of a call tell which tokens are new (`EvictingCache.mark_tokens`, `check_begins`).
 """
 
 from __future__ import annotations

@@ -24,12 +24,12 @@ READ = {
     "rope.scaling.attn_factor", "rope.scaling.factor", "rope.scaling.finetuned",
     "rope.scaling.original_context_length", "rope.scaling.type", "tensor_data_layout",
 }  # fmt: skip
-"""Fields that the code below reads, or that change no number, beside those transformers reads."""
+"""Fields that the code below reads or that change no number; transformers reads others."""
 NEUTRAL = {
     "attention.causal": True, "rope.scaling.yarn_beta_fast": 32.0,
     "rope.scaling.yarn_beta_slow": 1.0, "rope.scaling.yarn_ext_factor": 1.0,
 }  # fmt: skip
-"""Values that change nothing; those of fields that are not named here are 0, False and empty."""
+"""Values that change nothing; other fields change nothing where they are 0, False or empty."""
 DIVISOR = "rope_freqs.weight"
 """Tensor that the frequencies of Llama 3 are divided by."""
 LONGROPE = {"rope_factors_short.weight", "rope_factors_long.weight"}
@@ -139,8 +139,10 @@ def _read(path: str, _: int) -> Metadata:
 
 
 def complete_config(config: PreTrainedConfig, path: str) -> None:
-    """Put into `config` what transformers' reader left out of a file; ModelError for fields that
-    transformers does not compute, and for an architecture that is not in `LOADED`.
+    """Put into `config` what transformers' reader left out of a file.
+
+    Raises ModelError for fields that transformers does not compute, and for an architecture that is
+    not in `LOADED`.
     """
     file = read_metadata(path, ModelError)
     fields, name = file.fields, file.architecture

@@ -83,8 +83,10 @@ def load_model(
 
 
 def _copy_slice(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-    """Copy the last tokens of a batch: as a slice, their product with bfloat16 weights takes a CPU
-    seconds (6.4 s for 36 rows of 576 channels and 49,152 tokens, 10 ms as a copy).
+    """Copy the states of the last tokens, which are a slice of those of the batch.
+
+    A CPU takes seconds to multiply such a slice by bfloat16 weights (6.4 s for 36 rows of 576
+    channels and 49,152 tokens, 10 ms as a copy).
     """
     return (inputs[0].contiguous(),)
 
@@ -167,8 +169,9 @@ def _source(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
 
 
 def _tokenizer(source: str, **options: Any) -> PreTrainedTokenizerBase:  # noqa: ANN401
-    """The tokenizer that the model's author saved, where AutoTokenizer would take the class of the
-    model's family (docs/decisions.md#tokenizer). A generic class means its tokenizer.json.
+    """The tokenizer that the model's author saved: a generic class reads tokenizer.json alone.
+
+    AutoTokenizer would replace it by the class of the model's family (docs/decisions.md#tokenizer).
     """
     if "gguf_file" in options:
         return AutoTokenizer.from_pretrained(source, **options)

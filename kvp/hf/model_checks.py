@@ -22,8 +22,9 @@ _CHECKED: WeakSet[PreTrainedModel] = WeakSet()
 
 
 def check_mode(model: PreTrainedModel) -> None:
-    """Raise UsageError while a training mode drops the cache or activations, and
-    ModelError where weights are elsewhere until a module runs (accelerate's offloading).
+    """Raise UsageError in a training mode that drops the cache or activations.
+
+    Raises ModelError where accelerate has offloaded weights until a module runs.
     """
     if any(weight.is_meta for weight in model.parameters()):
         raise ModelError("weights of this model are offloaded (accelerate): load the whole model")
