@@ -17,7 +17,7 @@ from eval.results.records import group_by, key_of, value_of
 from kvp.artifacts.manifest import sha256_file, shown_text
 from kvp.errors import PolicyError, UsageError
 from kvp.hub import HubName
-from kvp.names import UNIFORM
+from kvp.names import CALIBRATED, UNIFORM
 from policies.policy_files import PolicyMeta, Shard, load_shard
 from policies.sources import INDEX
 
@@ -42,7 +42,7 @@ def model_card(
     base_model = meta.model.get("base_model") or meta.model.get("id") or ""
     on_hub = HubName.parse(base_model) is not None and not Path(base_model).exists()
     measured = None if results is None else _measured_facts(Path(results), policy)
-    allocator = measured["allocator"] if measured else "global" if policy.calibration else None
+    allocator = measured["allocator"] if measured else CALIBRATED if policy.calibration else None
     runs = (training.get("text", {}), training)
     trained_by = [shown_text(run["command"]) for run in runs if run.get("command")]
     card = ModelCard.from_template(
@@ -85,7 +85,7 @@ def _measured_facts(folder: Path, policy: Shard) -> dict[str, Any]:
     values = {name: {key_of(row, where): value_of(row) for row in rows}
               for name, rows in sorted(by_allocator.items())}  # fmt: skip
     shared = set.intersection(*map(set, values.values()))
-    allocator = "global" if policy.calibration else UNIFORM
+    allocator = CALIBRATED if policy.calibration else UNIFORM
     if shared:
         allocator = max(values, key=lambda name: sum(values[name][key] for key in shared))
     # Rows of other policies are left out on purpose: what is unfinished is said of the whole.

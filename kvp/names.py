@@ -31,6 +31,8 @@ ALLOCATOR_NAMES = (
 """Built-in allocators, the names of `policies.registry.ALLOCATORS`."""
 UNIFORM = "uniform"
 """The allocator that keeps equally many tokens in every head."""
+CALIBRATED = "global"
+"""The allocator recommended for a calibrated policy; docs/decisions.md has the reasons."""
 KVZAP = "kvzap"
 """The method whose weights do not come with kvp (`policies.registry.FROM_OUTSIDE`)."""
 LEARNED = "kvp"

@@ -173,6 +173,8 @@ class ScorerParts(OptionalParts):
     sizes: Callable[[Tensor], Tensor] | None = None
     """For the allocator `self_sized` (GVote), the number of tokens per head: scores [..., N] ->
     [...] int64, at least 1. Protected tokens come at +inf, and add to those that it selects."""
+    recommended_allocator: str | None = None
+    """The allocator that a vLLM server takes where it is given none; None: equal counts."""
     label: str | None = None
     """What it is called in messages and files; None: its name."""
     geometry: Geometry | None = None

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
-from kvp.names import LEARNED
+from kvp.names import CALIBRATED, LEARNED
 from kvp.own_packages import warn_caller
 from kvp.scoring import Needs, View
 from policies.ranker import RECENT_QUERIES, HeadRankers, recent_features
@@ -110,6 +110,11 @@ class LearnedScorer:
         model = self.metadata.get("model", {})
         name: str | None = model.get("base_model") or model.get("id")
         return name
+
+    @property
+    def recommended_allocator(self) -> str | None:
+        """The allocator of a calibrated policy; None for others, whose heads cannot compete."""
+        return CALIBRATED if self.calibration else None
 
     def __repr__(self) -> str:
         source = self.source

@@ -18,13 +18,13 @@ from eval.results.record_names import DEFAULT_VARIANT, ORACLE, SELF_SIZED
 from eval.results.records import group_by
 from eval.results.shapes import MethodFields, ResultsRow
 from kvp.budgets import parse_budget
-from kvp.names import FULL, LEARNED, UNIFORM
+from kvp.names import CALIBRATED, FULL, LEARNED, UNIFORM
 
 PROTECTED = " +p"
 """End of a label where first and last tokens are always kept."""
 IN_WORDS = {True: "protected", False: "unprotected"}
-RECOMMENDED = ("global", "ada")
-"""Allocators of policies, the preferred one first (docs/decisions.md has the reasons)."""
+RECOMMENDED = (CALIBRATED, "ada")
+"""Allocators of policies, the preferred one first."""
 PolicyGroups = Mapping[str | None, str]
 """Group of every policy label (`group_policies`)."""
 

@@ -43,15 +43,15 @@ def register() -> None:
 def configured_method(name: str) -> tuple[Scorer, Allocator | None]:
     """What a server with this `policy` ranks with, and how heads share the budget; None: equally.
 
-    Without an allocator a policy whose scores are calibrated has `global`, which was ahead of equal
-    counts on validation (docs/decisions.md#the-allocator-of-a-policy). Raises
-    UsageError for an unknown method, PolicyError for a policy that is not there.
+    Without an allocator a policy has the one that is recommended for it (`kvp.names.CALIBRATED`).
+    Raises UsageError for an unknown method, PolicyError for a policy that is not there.
     """
     from kvp import resolve_method  # imports torch
+    from kvp.scoring import ScorerParts
 
     scorer, allocator = resolve_method(name)
-    if allocator is None and getattr(scorer, "calibration", None) is not None:
-        scorer, allocator = resolve_method(scorer, "global")
+    if allocator is None:
+        scorer, allocator = resolve_method(scorer, ScorerParts(scorer).recommended_allocator)
     return scorer, allocator
 
 
