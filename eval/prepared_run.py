@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -66,9 +67,11 @@ class PreparedRun:
 
 
 def prepare(
-    config: EvalConfig, methods: Sequence[Method], loaded: LoadedModel | None = None,
+    config: EvalConfig,
+    methods: Sequence[Method],
+    loaded: LoadedModel | None = None,
     default_budgets: str = EvalConfig.budgets,
-) -> PreparedRun:  # fmt: skip
+) -> PreparedRun:
     """Load and check all but the weights; raises KvpError on anything the user can mend.
 
     Notes on budgets are only made where they are not `default_budgets`.
@@ -82,18 +85,18 @@ def prepare(
     _check_records(config, prompts, work)
     if config.budgets == default_budgets:  # nobody named them
         small = []
-    return PreparedRun(
-        geometry=geometry, methods=methods, prompts=prompts, work=work,
-        notes=list(dict.fromkeys([*notes, *tuning, *small])),
-    )  # fmt: skip
+    notes = list(dict.fromkeys([*notes, *tuning, *small]))
+    return PreparedRun(geometry=geometry, methods=methods, prompts=prompts, work=work, notes=notes)
 
 
 def build_run_methods(config: EvalConfig) -> tuple[Method, ...]:
     """The methods that settings name, with their allocators and policies."""
     return build_methods(
-        config.method_list, allocators=config.allocator_list, policies=config.policy_list,
+        config.method_list,
+        allocators=config.allocator_list,
+        policies=config.policy_list,
         seed=config.seed,
-    )  # fmt: skip
+    )
 
 
 def read_model(
@@ -156,8 +159,11 @@ def check_tuning(config: EvalConfig, tuned: Iterable[TunedSettings]) -> list[str
         for name in SHARED:
             if (theirs := settings.data.get(name)) != ours[name]:
                 notes.append(f"{label}: chosen with --{name} {theirs}, this run has {ours[name]}")
-        notes += [f"{label}: {one.chosen.label} ignores --protection" for one in settings.methods
-                  if one.chosen.protected not in PROTECTIONS[config.protection]]  # fmt: skip
+        notes += [
+            f"{label}: {one.chosen.label} ignores --protection"
+            for one in settings.methods
+            if one.chosen.protected not in PROTECTIONS[config.protection]
+        ]
     return notes
 
 
@@ -185,16 +191,21 @@ def _plan_work(
         by_key = {method.key: method for method in reversed(at_budgets)}  # tuned may equal default
         planned[task, protocol] = list(reversed(by_key.values()))
         notes |= {note: [*notes.get(note, ()), f"{task} ({protocol})"] for note in small}
-    return [Evaluation(prompt, name, planned[prompt.task, name]) for prompt, name in pairs], [
+    work = [Evaluation(prompt, name, planned[prompt.task, name]) for prompt, name in pairs]
+    return work, [
         note if len(where) == len(planned) else f"{', '.join(where)}: {note}"
         for note, where in notes.items()
     ]
 
 
 def plan_methods(
-    methods: Sequence[Method], budgets: Sequence[Budget], lengths: Sequence[int], *,
-    protection: str, protected: Protection,
-) -> tuple[list[Method], list[str]]:  # fmt: skip
+    methods: Sequence[Method],
+    budgets: Sequence[Budget],
+    lengths: Sequence[int],
+    *,
+    protection: str,
+    protected: Protection,
+) -> tuple[list[Method], list[str]]:
     """Methods at budgets, for prompts that compress `lengths` tokens; notes on those too small.
 
     A percentage keeps the protected tokens of a short prompt at least. Where a budget is below them
@@ -204,13 +215,15 @@ def plan_methods(
     small, notes = _check_budgets(budgets, lengths, protection=protection, protected=protected)
     planned: list[Method] = []
     for method in methods:
-        full, chosen = method.scorer is None, (method.protected,)
-        planned += [
-            method.at(budget, protected, flag)
-            for budget in ((None,) if full or method.self_sized else budgets)
-            for flag in (chosen if full or method.tuned else PROTECTIONS[protection])
-            if not (flag and budget in small)
-        ]
+        unsized = method.scorer is None or method.self_sized
+        own = method.scorer is None or method.tuned  # its protection is not that of the run
+        flags = (method.protected,) if own else PROTECTIONS[protection]
+        wanted = product((None,) if unsized else budgets, flags)
+        runs = [(budget, flag) for budget, flag in wanted if not (flag and budget in small)]
+        planned += [method.at(budget, protected, flag) for budget, flag in runs]
+        if own and method.protected and small and not unsized:
+            which = ", ".join(str(budget) for budget in budgets if budget in small)
+            notes.append(f"--budgets {which}: {method.label}, tuned with protection, is left out")
     return planned, notes
 
 

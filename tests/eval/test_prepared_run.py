@@ -67,13 +67,11 @@ def test_plan_crosses_methods_budgets_and_protection():
 
 
 def test_a_short_prompt_keeps_the_protected_tokens_and_stops_nothing():
-    budgets, lengths = parse_budgets("10%"), [4, 150, 400]
-    for protection, count in (("both", 2), ("on", 1)):
-        settings, notes = plan_methods(
-            [TOVA], budgets, lengths, protection=protection, protected=Protection()
-        )
-        assert len(settings) == count
-        assert [settings[0].tokens(length) for length in lengths] == [4, 20, 40]
+    budgets, lengths, safe = parse_budgets("10%"), [4, 150, 400], Protection()
+    for flag, count in (("both", 2), ("on", 1)):
+        settings, notes = plan_methods([TOVA], budgets, lengths, protection=flag, protected=safe)
+        sizes = [settings[0].tokens(length) for length in lengths]
+        assert (len(settings), sizes) == (count, [4, 20, 40])
         assert notes == [
             "--budgets 10% is below the 20 protected tokens for 2 of 3 prompts: these keep the "
             "protected ones"
@@ -82,14 +80,16 @@ def test_a_short_prompt_keeps_the_protected_tokens_and_stops_nothing():
 
 def test_budgets_below_the_protected_tokens_of_every_prompt_are_noted_or_refused():
     budgets, safe = parse_budgets("10%,15,30"), Protection()
-    both, notes = plan_methods([TOVA], budgets, [150], protection="both", protected=safe)
+    tuned = Method(method="tova", scorer=TOVA.scorer, protected=True, tuned=object())
+    both, notes = plan_methods([TOVA, tuned], budgets, [150], protection="both", protected=safe)
     assert [(each.protected, str(each.budget)) for each in both] == [
-        (False, "10%"), (False, "15"), (True, "30"), (False, "30"),
+        (False, "10%"), (False, "15"), (True, "30"), (False, "30"), (True, "30"),
     ]  # fmt: skip
     assert [note.partition(";")[0] for note in notes] == [
         "--budgets 10% is below the 20 protected tokens: run without protection only",
         "--budgets 15 is below the 20 protected tokens: run without protection only",
         "--budgets 30: half of it or more are the 20 protected tokens",
+        "--budgets 10%, 15: tova +p, tuned with protection, is left out",
     ]
     with pytest.raises(UsageError, match="15 is below the 20 protected tokens; raise it"):
         plan_methods([TOVA], budgets, [150], protection="on", protected=safe)
