@@ -47,16 +47,21 @@ def model_card(
     trained_by = [shown_text(run["command"]) for run in runs if run.get("command")]
     card = ModelCard.from_template(
         ModelCardData(
-            base_model=base_model if on_hub else None, library_name="kvp", license=license,
+            base_model=base_model if on_hub else None,
+            library_name="kvp",
+            license=license,
             tags=["kv-cache", "kv-cache-eviction", "kvp"],
         ),
         template_str=(resources.files("eval") / "card.jinja").read_text("utf-8"),
-        allocator=allocator, base_model=base_model, calibration=policy.calibration,
-        data=training.get("text", {}).get("data"), geometry=meta.geometry, meta=meta, name=name,
-        parameters=sum(tensor.numel() for tensor in policy.rankers.parameters()), results=measured,
-        skills=list(_skills(meta)), spec=policy.rankers.spec,
-        trained_by=[command.replace("`", "'") for command in trained_by], training=training,
-    )  # fmt: skip
+        allocator=allocator,
+        base_model=base_model,
+        name=name,
+        parameters=sum(tensor.numel() for tensor in policy.rankers.parameters()),
+        policy=policy,
+        results=measured,
+        skills=list(_skills(meta)),
+        trained_by=[command.replace("`", "'") for command in trained_by],
+    )
     return f"{str(card).rstrip()}\n"
 
 
@@ -82,8 +87,9 @@ def _measured_facts(folder: Path, policy: Shard) -> dict[str, Any]:
             "policy with kvp eval, or name another folder"
         )
     where = ("protocol", "task", "example", "budget_spec", "protected")
-    values = {name: {key_of(row, where): value_of(row) for row in rows}
-              for name, rows in sorted(by_allocator.items())}  # fmt: skip
+    values = {}
+    for name, rows in sorted(by_allocator.items()):
+        values[name] = {key_of(row, where): value_of(row) for row in rows}
     shared = set.intersection(*map(set, values.values()))
     allocator = CALIBRATED if policy.calibration else UNIFORM
     if shared:

@@ -16,7 +16,6 @@ from kvp import names as known_names
 from kvp.artifacts.manifest import portable, recorded_name
 from kvp.budgets import Budget, parse_budgets
 from kvp.data.metrics import METRIC_NAMES
-from kvp.data.task import INPUT_FLAGS
 from kvp.errors import UsageError
 from kvp.names import LEARNED, UNIFORM
 from kvp.program import settings as groups
@@ -133,15 +132,21 @@ class MeasureConfig(groups.Group):
             known_names.check_policy(split_label(given)[1], "--policies: ")
 
 
+_IDENTIFYING = (groups.ModelConfig, PromptConfig, groups.ProtectionConfig)
+
+
+def _names(group: type[groups.Group]) -> list[str]:
+    return [setting.name for setting in fields(group)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SharedConfig(PromptConfig, MeasureConfig, groups.ModelConfig, groups.ProtectionConfig):
     """What kvp eval, kvp tune and kvp evolve share."""
 
     IDENTITY: ClassVar[tuple[str, ...]] = (
-        "model", "revision", "length", "split", *INPUT_FLAGS, "metric", "tree_paths", "measure",
-        "depths", "lengths", "continuation_tokens", "seed", "dtype", "sinks", "recents",
-        "max_new_tokens", "chat_template",
-    )  # fmt: skip
+        *(name for group in _IDENTIFYING for name in _names(group) if name != "tasks"),
+        "seed",
+    )
     """Settings that decide what a record means: a results folder keeps them for life. All others
     may change between runs that extend one folder (`docs/formats.md`, Results folder)."""
 
@@ -238,6 +243,6 @@ class EvalConfig(SharedConfig, groups.RunConfig, groups.WorkersConfig, groups.Dr
 
 def make_eval_config(config: SharedConfig, **settings: Any) -> EvalConfig:  # noqa: ANN401
     """Settings of kvp eval that a program's config shares with it, and others."""
-    shared = {item.name for item in fields(EvalConfig)} & {item.name for item in fields(config)}
-    values = {name: getattr(config, name) for name in shared}
+    names = {*_names(EvalConfig)}.intersection(_names(type(config)))
+    values = {name: getattr(config, name) for name in names}
     return EvalConfig(**values, timing_prompts=0, **settings)

@@ -105,9 +105,12 @@ def _tuned_path(method: MethodArgument) -> str | None:
 
 
 def build_methods(
-    methods: Sequence[MethodArgument], *, allocators: Sequence[str] = (UNIFORM,),
-    policies: Sequence[str] = (), seed: int = 0,
-) -> tuple[Method, ...]:  # fmt: skip
+    methods: Sequence[MethodArgument],
+    *,
+    allocators: Sequence[str] = (UNIFORM,),
+    policies: Sequence[str] = (),
+    seed: int = 0,
+) -> tuple[Method, ...]:
     """Methods of a run, in the order given; two spellings of one method count once.
 
     `methods` are `full`, SCORER, SCORER+ALLOCATOR, `nulls` (`NULLS`), `tuned:FILE`, or objects and
@@ -200,10 +203,8 @@ def _tuned_methods(settings: TunedSettings, policies: Sequence[str], seed: int) 
     """The settings that kvp tune chose, for `kvp` one method per policy."""
     for entry in settings.methods:
         for method in _expand_scorer(entry.chosen.scorer, policies, seed):
-            yield replace(
-                with_allocator(method, entry.chosen.allocator),
-                protected=entry.chosen.protected, tuned=settings, protocol=entry.protocol,
-            )  # fmt: skip
+            chosen, kept = with_allocator(method, entry.chosen.allocator), entry.chosen.protected
+            yield replace(chosen, protected=kept, tuned=settings, protocol=entry.protocol)
 
 
 def with_allocator(method: Method, spec: str | Allocator) -> Method:
@@ -215,10 +216,12 @@ def with_allocator(method: Method, spec: str | Allocator) -> Method:
     except UsageError as error:
         raise UsageError(f"--methods, --allocators: {error}") from None
     return replace(
-        method, allocator=allocator.name, self_sized=AllocatorParts(allocator).self_sized,
+        method,
+        allocator=allocator.name,
+        self_sized=AllocatorParts(allocator).self_sized,
         written_allocator=written,
         allocator_object=None if allocator.name == UNIFORM else allocator,
-    )  # fmt: skip
+    )
 
 
 def registered_method(spec: str, seed: int) -> Method:
@@ -256,10 +259,8 @@ def learned_methods(arguments: Sequence[str]) -> list[Method]:
 
 def policies_of(methods: Iterable[Method]) -> dict[str, LearnedScorer]:
     """The policies that methods rank with, by label."""
-    return {
-        method.policy: method.scorer
-        for method in methods if method.policy and isinstance(method.scorer, LearnedScorer)
-    }  # fmt: skip
+    scorers = {method.policy: method.scorer for method in methods if method.policy}
+    return {label: one for label, one in scorers.items() if isinstance(one, LearnedScorer)}
 
 
 def file_digests(

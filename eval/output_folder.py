@@ -24,9 +24,12 @@ from kvp.data.task import INPUT_FLAGS
 from kvp.errors import ResultsError
 
 RESULTS = FolderKind(
-    noun="results folder", marker=MANIFEST, error=ResultsError, format=FORMAT,
+    noun="results folder",
+    marker=MANIFEST,
+    error=ResultsError,
+    format=FORMAT,
     optional=("model_digest",),
-)  # fmt: skip
+)
 
 
 def open_folder(
@@ -59,19 +62,23 @@ def _check_digests(folder: OutputFolder, digests: Mapping[str, str]) -> None:
 
 def input_digests(config: object) -> dict[str, str]:
     """SHA-256 of every file or folder that a configuration reads prompts from, by flag."""
-    return {
-        flag: sha256_input(Path(value))
-        for flag in INPUT_FLAGS
-        if (value := getattr(config, flag, None)) and Path(value).exists()
-    }
+    values = {flag: getattr(config, flag, None) for flag in INPUT_FLAGS}
+    paths = {flag: Path(value) for flag, value in values.items() if value}
+    return {flag: sha256_input(path) for flag, path in paths.items() if path.exists()}
 
 
 def write_manifest(
-    folder: OutputFolder, config: EvalConfig, digests: Mapping[str, str], notes: Sequence[str], *,
-    model_digest: Mapping[str, Any] | None = None, layers: Sequence[int] = (),
-    planned: Sequence[Mapping[str, Any]] = (), trained: Mapping[str, Sequence[str]] | None = None,
+    folder: OutputFolder,
+    config: EvalConfig,
+    digests: Mapping[str, str],
+    notes: Sequence[str],
+    *,
+    model_digest: Mapping[str, Any] | None = None,
+    layers: Sequence[int] = (),
+    planned: Sequence[Mapping[str, Any]] = (),
+    trained: Mapping[str, Sequence[str]] | None = None,
     tuned: Iterable[TunedSettings] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Write the manifest of a claimed folder before any record of this run; every worker does.
 
     Fetches what is there, where the folder lies in an object store. `model_digest` tells the model

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from eval.results.record_names import QUERY_AGNOSTIC, QUERY_AWARE, READABLE_PROMPTS
+from kvp.artifacts.files import digest_json
 from kvp.data.encode import Encoded, encode, evidence_tokens
 from kvp.data.splits import ALL
 from kvp.data.task import NoPromptError, Sample, TaskSettings
@@ -125,6 +127,15 @@ def load_prompts(
     return prompts, list(dict.fromkeys(notes))
 
 
+def describe_prompts(prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """Tasks, number and digest of the prompts that a search was made on, as its file has them."""
+    return {
+        "tasks": list(dict.fromkeys(prompt.task for prompt in prompts)),
+        "prompts": len(prompts),
+        "sha256": digest_json([prompt.ids.tolist() for prompt in prompts]),
+    }
+
+
 def _check_flags(settings: TaskSettings, names: Sequence[str]) -> None:
     """Raise UsageError on a flag that no requested task reads; a user's own task may read any."""
     all_built_in = all(is_built_in(find_task(name)) for name in names)
@@ -158,11 +169,15 @@ def _load_task_prompts(
             raise UsageError(f"--tasks {name}: sample {sample.id} has no reply to measure")
         prompts.append(
             Prompt(
-                task=sample.task, requested_as=name, sample=sample, encoded=encoded,
-                scored_by=task.score, evidence=evidence_tokens(sample, encoded, tokenizer),
+                task=sample.task,
+                requested_as=name,
+                sample=sample,
+                encoded=encoded,
+                scored_by=task.score,
+                evidence=evidence_tokens(sample, encoded, tokenizer),
                 readable=seen[sample.task] < READABLE_PROMPTS,
             )
-        )  # fmt: skip
+        )
         seen[sample.task] += 1
     notes = list(getattr(samples, "notes", ()))
     if not prompts:

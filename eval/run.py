@@ -51,9 +51,12 @@ from kvp.specification import split_list
 
 
 def run(
-    config: EvalConfig, loaded: LoadedModel | None = None, *,
-    temporary: bool = False, printed: bool = True,
-) -> Sequence[Mapping[str, Any]]:  # fmt: skip
+    config: EvalConfig,
+    loaded: LoadedModel | None = None,
+    *,
+    temporary: bool = False,
+    printed: bool = True,
+) -> Sequence[Mapping[str, Any]]:
     """Run kvp eval and return the records of rows.jsonl, those of earlier runs included.
 
     A worker that ends while others are at work returns none: the last one closes the run.
@@ -71,11 +74,10 @@ def run(
         config = replace(config, device=device, rank=0, world_size=1)
     given = make_objects(config.method_list)
     methods = build_run_methods(replace(config, methods=given))
-    recorded = [
-        one if isinstance(one, str) else "+".join(side.name for side in one if side is not None)
-        for one in given
+    sides = [
+        (one,) if isinstance(one, str) else [side.name for side in one if side] for one in given
     ]
-    config = replace(config, methods=",".join(recorded))
+    config = replace(config, methods=",".join(map("+".join, sides)))
     if config.dry_run:
         prepared = _prepare(config, methods, loaded)
         return measure_dry_run(load_runner(config, prepared.methods, loaded), prepared)
@@ -158,20 +160,27 @@ def _write_plan(
     seen = input_digests(config) if config.split in (ALL, "train") else {}
     policies = policies_of(prepared.methods)
     trained = find_trained_tasks(policies, seen)
-    notes = [
-        f"policy {label}: trained on rows of --{flag}, which --split {config.split} measures, too"
-        for label, tasks in trained.items() for flag in tasks if flag in seen
-    ]  # fmt: skip
+    what = f"which --split {config.split} measures, too"
+    notes = []
+    for label, tasks in trained.items():
+        read = [flag for flag in tasks if flag in seen]
+        notes += [f"policy {label}: trained on rows of --{flag}, {what}" for flag in read]
     for label, scorer in policies.items():
         if (name := describe_mismatch(runner.model, scorer.metadata.get("model"))) is not None:
             notes.append(f"policy {label}: made on {name}")
     for note in notes:
         say(f"note: {note}")
     write_manifest(
-        output, config, digests, [*prepared.notes, *notes], model_digest=runner.identify_model(),
-        layers=prepared.geometry.layer_indices, planned=planned_rows(prepared), trained=trained,
+        output,
+        config,
+        digests,
+        [*prepared.notes, *notes],
+        model_digest=runner.identify_model(),
+        layers=prepared.geometry.layer_indices,
+        planned=planned_rows(prepared),
+        trained=trained,
         tuned=dict.fromkeys(method.tuned for method in prepared.methods if method.tuned),
-    )  # fmt: skip
+    )
 
 
 def _evaluate_rows(

@@ -71,9 +71,13 @@ def timing_records(
 
 @torch.inference_mode()
 def _measure_prompt(
-    runner: Runner, prompt: Prompt, protocol: str, methods: Sequence[Method],
-    meter: Meter, fields: Sequence[str],
-) -> list[dict[str, float]]:  # fmt: skip
+    runner: Runner,
+    prompt: Prompt,
+    protocol: str,
+    methods: Sequence[Method],
+    meter: Meter,
+    fields: Sequence[str],
+) -> list[dict[str, float]]:
     """What every method takes; `fields` name what the meter measures of the stages."""
     ids = prompt.ids.to(runner.model.device)
     cached = prompt.cached_tokens(protocol)

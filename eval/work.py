@@ -45,9 +45,12 @@ def load_runner(
 
 
 def evaluate_missing(
-    runner: Runner, prepared: PreparedRun, file: RecordFile, rank: Rank = ALONE,
+    runner: Runner,
+    prepared: PreparedRun,
+    file: RecordFile,
+    rank: Rank = ALONE,
     text: str = "evaluating",
-) -> None:  # fmt: skip
+) -> None:
     """Append the records that the share of one process lacks; ResultsError as `WorkPieces`."""
     work = WorkPieces(runner.config, prepared, file, rank)
     left, total = work.undone(), sum(map(len, work.pieces))
@@ -104,13 +107,10 @@ class WorkPieces:
     def missing(self, piece: Iterable[Evaluation]) -> list[Evaluation]:
         """The prompts of a piece with the methods that have no record yet."""
         left: list[Evaluation] = []
-        there = self._file.values
         for prompt, protocol, planned in piece:
-            methods = [
-                method for method in planned
-                if key_of(identify(self._config, prompt, protocol, method)) not in there
-            ]  # fmt: skip
-            if methods:
+            keys = [key_of(identify(self._config, prompt, protocol, one)) for one in planned]
+            pairs = zip(planned, keys, strict=True)
+            if methods := [method for method, key in pairs if key not in self._file.values]:
                 left.append(Evaluation(prompt, protocol, methods))
         return left
 

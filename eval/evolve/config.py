@@ -46,9 +46,19 @@ class EvolveConfig(SharedConfig, MemoryConfig, RunConfig):
     """Rescale every candidate to the budget, or only reward staying below it (as published)."""
 
     IDENTITY: ClassVar[tuple[str, ...]] = (
-        *SharedConfig.IDENTITY, "tasks", "policies", "protection", "scorer", "budget",
-        "protocol", "search_prompts", "holdout", "group", "generations", "constraint",
-    )  # fmt: skip
+        *SharedConfig.IDENTITY,
+        "tasks",
+        "policies",
+        "protection",
+        "scorer",
+        "budget",
+        "protocol",
+        "search_prompts",
+        "holdout",
+        "group",
+        "generations",
+        "constraint",
+    )
     MINIMUMS: ClassVar[Bounds] = {"search_prompts": 1, "holdout": 0, "group": 1, "generations": 1}
 
     def __post_init__(self) -> None:

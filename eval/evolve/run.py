@@ -26,13 +26,13 @@ from eval.evolve.config import EvolveConfig
 from eval.methods import Method, file_digests
 from eval.output_folder import input_digests
 from eval.prepared_run import build_run_methods, protected_tokens, read_model
-from eval.prompts import Prompt, load_prompts
+from eval.prompts import Prompt, describe_prompts, load_prompts
 from eval.results.sealing import describe_changes, seal
 from eval.results.stats import Floats, paired_difference
 from eval.runner import Runner, measure_outcomes
 from eval.work import load_runner
 from kvp.artifacts.claim import OutputFolder
-from kvp.artifacts.files import digest_json, raising_as
+from kvp.artifacts.files import raising_as
 from kvp.artifacts.manifest import run_manifest
 from kvp.data.task import TaskSettings, context_key
 from kvp.errors import PolicyError, UsageError
@@ -109,7 +109,7 @@ class PromptSet:
 
 def run(config: EvolveConfig) -> None:
     """Run kvp evolve; raises KvpError on anything the user can mend."""
-    method, scorer = _method(config.eval_config)
+    method = _method(config.eval_config)
     identity = {**config.identity(), "input_files": input_digests(config)}
     if digests := file_digests(split_list(config.policies), [method], config.task_list):
         identity["policies"] = digests
@@ -118,7 +118,7 @@ def run(config: EvolveConfig) -> None:
         if whole and (folder.local / BUDGET_FILE).exists():
             say(f"{folder.path} is finished; nothing to do")
         else:
-            _search(config, folder, identity, method, scorer)
+            _search(config, folder, identity, method)
         with raising_as(folder.local / BUDGET_FILE, PolicyError):
             print_budgets(load_budgets(folder.local))
         name = folder.local / BUDGET_FILE
@@ -126,15 +126,15 @@ def run(config: EvolveConfig) -> None:
 
 
 def _search(
-    config: EvolveConfig, output: OutputFolder, identity: Mapping[str, Any], method: Method,
-    scorer: Scorer,
-) -> None:  # fmt: skip
+    config: EvolveConfig, output: OutputFolder, identity: Mapping[str, Any], method: Method
+) -> None:
+    assert method.scorer is not None, "checked"
     geometry, tokenizer, positions = read_model(config.eval_config, [method])
     phase("preparing prompts")
+    settings, searched, compared = TaskSettings.of(config), config.search_prompts, config.holdout
     search_prompts, held_out = split_prompts(
-        TaskSettings.of(config), tokenizer, positions,
-        searched=config.search_prompts, compared=config.holdout,
-    )  # fmt: skip
+        settings, tokenizer, positions, searched=searched, compared=compared
+    )
     protection = protected_tokens(config) if config.protection == "on" else UNPROTECTED
     cached = [prompt.cached_tokens(config.protocol) for prompt in search_prompts]
     plan = plan_search(config, geometry.layers, protection, cached)
@@ -145,32 +145,37 @@ def _search(
     output.begin({**evolution.FORMAT.head, "identity": identity, "run": manifest, "files": {}})
 
     journal = evolution.Journal(output.local / evolution.JOURNAL)
-    searched = PromptSet(
-        runner=runner, scorer=scorer, plan=plan, prompts=search_prompts, protection=protection,
-        protocol=config.protocol, free_bytes=int(config.memory_gb * 1e9),
-    )  # fmt: skip
+    prompt_set = PromptSet(
+        runner=runner,
+        scorer=method.scorer,
+        plan=plan,
+        prompts=search_prompts,
+        protection=protection,
+        protocol=config.protocol,
+        free_bytes=int(config.memory_gb * 1e9),
+    )
     generations = 1 + plan.generations * len(evolution.layer_groups(plan.layers, plan.group))
     with Progress("searching", generations, completed=len(journal.generations)) as progress:
         journal.on_append = lambda entry: progress.advance(
             note=f"best score {max(entry.scores):.4f}"
         )
-        elite = evolution.search(plan, searched.scores, journal)
-    others = replace(searched, prompts=held_out, free_bytes=0)  # run once: no prefill is kept
+        elite = evolution.search(plan, prompt_set.scores, journal)
+    others = replace(prompt_set, prompts=held_out, free_bytes=0)  # run once: no prefill is kept
     budgets = BudgetFile(
         model={"id": config.model_name, "revision": config.revision},
-        layers=geometry.layers, kv_heads=geometry.kv_heads, scorer=identity["scorer"],
-        protocol=config.protocol, protection=protection, budget=plan.budget,
-        cached_tokens=plan.maximum, counts=elite.scheme, seed=config.seed,
+        layers=geometry.layers,
+        kv_heads=geometry.kv_heads,
+        scorer=identity["scorer"],
+        protocol=config.protocol,
+        protection=protection,
+        budget=plan.budget,
+        cached_tokens=plan.maximum,
+        counts=elite.scheme,
+        seed=config.seed,
         made_by=evolution.describe_search(plan, journal, elite),
         held_out=_held_out(others, plan, elite),
-        data={
-            "tasks": list(dict.fromkeys(prompt.task for prompt in search_prompts)),
-            "split": config.split,
-            "length": config.length,
-            "prompts": len(search_prompts),
-            "sha256": digest_json([prompt.ids.tolist() for prompt in search_prompts]),
-        },
-    )  # fmt: skip
+        data={**describe_prompts(search_prompts), "split": config.split, "length": config.length},
+    )
     save_budgets(output.local / BUDGET_FILE, budgets, manifest)
     seal(output.local)
 
@@ -214,14 +219,14 @@ def split_prompts(
     return search_prompts, held_out
 
 
-def _method(config: EvalConfig) -> tuple[Method, Scorer]:
+def _method(config: EvalConfig) -> Method:
     """The one method that ranks the tokens; UsageError where it cannot be searched with."""
     method, *others = build_run_methods(config)
     if others or method.scorer is None or method.allocator != UNIFORM:
         raise UsageError(f"--scorer {config.methods}: name one scorer, without allocator")
     if needs_of(method.scorer).future:
         raise UsageError(f"--scorer {config.methods} needs the future: search with another method")
-    return method, method.scorer
+    return method
 
 
 def plan_search(
@@ -244,10 +249,16 @@ def plan_search(
             "lower it, or raise --length"
         )
     return evolution.SearchPlan(
-        layers=layers, target=config.target, budget=tokens, minimum=minimum, maximum=reference,
-        group=config.group, generations=config.generations, constraint=config.constraint,
+        layers=layers,
+        target=config.target,
+        budget=tokens,
+        minimum=minimum,
+        maximum=reference,
+        group=config.group,
+        generations=config.generations,
+        constraint=config.constraint,
         seed=config.seed,
-    )  # fmt: skip
+    )
 
 
 def _held_out(
@@ -263,9 +274,12 @@ def _held_out(
     interval = paired_difference({None: ours}, {None: theirs}, seed=plan.seed)
     score, uniform = others.means(values)
     return {
-        "prompts": len(units), "score": score, "uniform": uniform,
-        "difference": interval.mean, "interval": [interval.low, interval.high],
-    }  # fmt: skip
+        "prompts": len(units),
+        "score": score,
+        "uniform": uniform,
+        "difference": interval.mean,
+        "interval": [interval.low, interval.high],
+    }
 
 
 def print_budgets(budgets: BudgetFile) -> None:

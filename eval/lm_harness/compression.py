@@ -20,10 +20,16 @@ has counts."""
 
 
 def parse_compression(
-    *, method: str = "full", budget: str | int | None = None, policies: str = "",
-    protection: str = "on", sinks: int = 4, recents: int = 16, question: str = "inside",
+    *,
+    method: str = "full",
+    budget: str | int | None = None,
+    policies: str = "",
+    protection: str = "on",
+    sinks: int = 4,
+    recents: int = 16,
+    question: str = "inside",
     seed: int = 0,
-) -> tuple[Method, str, str]:  # fmt: skip
+) -> tuple[Method, str, str]:
     """The method at its budget, `question`, and JSON of all that decides about an answer besides
     the request.
 
@@ -41,11 +47,13 @@ def parse_compression(
     kept = Protection(sinks=sinks, recents=recents) if protected else UNPROTECTED
     chosen = chosen.at(_budget(chosen, budget, kept), kept, protected and chosen.scorer is not None)
     identity = {
-        "method": chosen.spec, "budget": chosen.budget_spec,
+        "method": chosen.spec,
+        "budget": chosen.budget_spec,
         "protection": [kept.sinks, kept.recents],
         "files": file_digests(split_list(policies), [chosen]),
-        "question": question, "seed": seed,
-    }  # fmt: skip
+        "question": question,
+        "seed": seed,
+    }
     return chosen, question, json.dumps(identity, sort_keys=True)
 
 

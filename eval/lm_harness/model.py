@@ -38,9 +38,15 @@ from kvp.ranking import check_geometry
 from kvp.scoring import Needs, needs_of
 
 _HFLM_ARGUMENTS = (
-    "max_length", "add_bos_token", "prefix_token_id", "softmax_dtype",
-    "think_end_token", "enable_thinking", "chat_template_args", "truncation",
-)  # fmt: skip
+    "max_length",
+    "add_bos_token",
+    "prefix_token_id",
+    "softmax_dtype",
+    "think_end_token",
+    "enable_thinking",
+    "chat_template_args",
+    "truncation",
+)
 """Arguments of HFLM that mean here what they mean there."""
 _SETTINGS = "settings of kvp"
 
@@ -77,8 +83,10 @@ class KvpLM(HFLM):  # type: ignore[misc]
         if settings.pop("trust_remote_code", False):
             raise UsageError("trust_remote_code: kvp never runs code that comes with a model")
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise UsageError("the model class kvp runs in one process: start it without torchrun "
-                             "and accelerate launch")  # fmt: skip
+            raise UsageError(
+                "the model class kvp runs in one process: start it without torchrun "
+                "and accelerate launch"
+            )
         of_hflm = {name: settings.pop(name) for name in _HFLM_ARGUMENTS if name in settings}
         loading, known = (inspect.getfullargspec(it).kwonlyargs for it in (load, parse_compression))
         to_load = {name: settings.pop(name) for name in loading if name in settings}
@@ -111,10 +119,8 @@ class KvpLM(HFLM):  # type: ignore[misc]
 
         Raises UsageError where a context has no such field as `question` needs.
         """
-        self._after = {
-            request.args[0]: self._tokens_after(request, request.args[0].rstrip())
-            for request in requests if request.args[0]
-        }  # fmt: skip
+        asked = [(request.args[0], request) for request in requests if request.args[0]]
+        self._after = {text: self._tokens_after(one, text.rstrip()) for text, one in asked}
         scores: list[LogLikelihood] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
         return scores
 

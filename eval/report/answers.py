@@ -43,8 +43,8 @@ def pack_answers(comparisons: Sequence[Comparison]) -> tuple[str, str] | None:
             if (setting := MethodSetting.of(record, groups)) in comparison.choices
         ]
         by_task = group_by(chosen, itemgetter("task"))
-        tasks += [[*group_by(by_task[task], itemgetter("example")).values()]
-                  for task in comparison.task_sort.tasks if task in by_task]  # fmt: skip
+        in_order = [by_task[task] for task in comparison.task_sort.tasks if task in by_task]
+        tasks += [[*group_by(records, itemgetter("example")).values()] for records in in_order]
     if not tasks:
         return None
     for count in (READABLE_PROMPTS, READABLE_PROMPTS // 2, READABLE_PROMPTS // 4, 1):

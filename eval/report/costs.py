@@ -54,12 +54,12 @@ def describe_savings(comparison: Comparison, best: Best, timings: Iterable[Timin
     ours, full = comparison.cells[first, spec], comparison.full
     parts = []
     if full and ours.nbytes and full.nbytes:
-        kept, whole = decimal(round(ours.nbytes)), decimal(round(full.nbytes))
+        size, whole = decimal(round(ours.nbytes)), decimal(round(full.nbytes))
         parts.append(
-            f"{first.label} keeps {kept} of {whole} per prompt ({ours.nbytes / full.nbytes:.1%})"
+            f"{first.label} keeps {size} of {whole} per prompt ({ours.nbytes / full.nbytes:.1%})"
         )
-    same = (one for one in timings
-            if one.spec and replace(one.setting, protected=first.protected) == first)  # fmt: skip
+    kept = first.protected
+    same = (one for one in timings if one.spec and replace(one.setting, protected=kept) == first)
     near = sorted(same, key=lambda one: (one.protocol != comparison.protocol, one.spec != spec))
     if near and (timing := near[0]).evict and timing.prefill:
         evict, prefill = (1000 * interval.mean for interval in (timing.evict, timing.prefill))
@@ -87,22 +87,28 @@ def summarise_timings(records: Iterable[TimingRow], groups: PolicyGroups) -> lis
     wholes = {key[0]: same for key, same in parts.items() if key[2].method == FULL}
     measured = []
     for (protocol, spec, setting), same in parts.items():
-        whole = wholes.get(protocol, [])
-        nbytes, whole_bytes = (_mean_field(rows, "cache_bytes") for rows in (same, whole))
-        decode, full = (_by_prompt(rows, "decode_seconds_per_token") for rows in (same, whole))
+        both = same, wholes.get(protocol, [])
+        nbytes, whole_bytes = (_mean_field(rows, "cache_bytes") for rows in both)
+        decode, full = (_by_prompt(rows, "decode_seconds_per_token") for rows in both)
         evict, prefill = (_by_prompt(same, f"{part}_seconds") for part in ("evict", "prefill"))
-        flops = [part / of_prefill for row in same if (of_prefill := row.get("prefill_flops"))
-                 and (part := row.get("evict_flops")) is not None]  # fmt: skip
+        counted = [(row.get("evict_flops"), row.get("prefill_flops")) for row in same]
+        flops = [part / whole for part, whole in counted if part is not None and whole]
         size = "kept_tokens" if same[0]["budget"] is None else "budget"
         timing = Timing(
-            setting=setting, protocol=protocol, spec=spec, cache_bytes=nbytes,
+            setting=setting,
+            protocol=protocol,
+            spec=spec,
+            cache_bytes=nbytes,
             budget=None if spec is None else _mean_field(same, size),
-            bytes_to_full=nbytes / whole_bytes if whole_bytes else None, prompts=len(decode),
+            bytes_to_full=nbytes / whole_bytes if whole_bytes else None,
+            prompts=len(decode),
             flops=float(np.mean(flops)) if flops else None,
-            prefill=median_interval(prefill), evict=median_interval(evict),
-            evict_to_prefill=_ratio(evict, prefill), decode=median_interval(decode),
+            prefill=median_interval(prefill),
+            evict=median_interval(evict),
+            evict_to_prefill=_ratio(evict, prefill),
+            decode=median_interval(decode),
             decode_to_full=_ratio(decode, full),
-        )  # fmt: skip
+        )
         measured.append(timing)
     return sorted(measured, key=lambda timing: (timing.budget is not None, timing.budget or 0.0))
 

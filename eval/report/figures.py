@@ -27,17 +27,27 @@ _BOLD, _NORMAL, _THIN = 2.4, 1.1, 0.7
 _COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288")
 """Okabe and Ito 2008, "Color universal design", without what is too pale for lines on white."""
 _MARKERS = "osD^Xv<"
-_DASHES: Any = (
-    "-", "--", "-.", (0, (1, 1)), (0, (9, 1.5)), (0, (2, 4)), (0, (9, 1.5, 1, 1.5, 1, 1.5)),
-)  # fmt: skip
+_PATTERNS = ((1, 1), (9, 1.5), (2, 4), (9, 1.5, 1, 1.5, 1, 1.5))
+"""Lengths of dashes and of the gaps between them, in line widths."""
+_DASHES: Any = ("-", "--", "-.", *((0, pattern) for pattern in _PATTERNS))
 _SETTINGS: Any = {
-    "text.parse_math": False, "font.size": 9, "font.sans-serif": ["DejaVu Sans"],
+    "text.parse_math": False,
+    "font.size": 9,
+    "font.sans-serif": ["DejaVu Sans"],
     "svg.fonttype": "none",
-    "axes.edgecolor": "#999999", "axes.spines.top": False, "axes.spines.right": False,
-    "axes.facecolor": "none", "axes.grid": True, "grid.color": "#e4e4e4",
-    "axes.titlesize": 9, "axes.titlelocation": "left", "legend.frameon": False,
-    "legend.columnspacing": 0.8, "legend.handlelength": 1.6, "legend.handletextpad": 0.5,
-}  # fmt: skip
+    "axes.edgecolor": "#999999",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+    "legend.columnspacing": 0.8,
+    "legend.handlelength": 1.6,
+    "legend.handletextpad": 0.5,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +60,12 @@ class Picture:
 
     def image(self, form: str) -> bytes:
         """The drawing as a file, `svg` or `png`."""
-        stream, empty = BytesIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        stream, behind = BytesIO(), "white"
+        metadata: dict[str, str | None] = {"Software": "kvp-report"}
+        if form == "svg":
+            metadata, behind = dict.fromkeys(("Creator", "Date", "Format", "Type")), "none"
         with rc_context({**_SETTINGS, "svg.hashsalt": self.name}):  # else figures share names
-            self.figure.savefig(
-                stream, format=form, dpi=300, facecolor="none" if form == "svg" else "white",
-                metadata=empty if form == "svg" else {"Software": "kvp-report"},
-            )  # fmt: skip
+            self.figure.savefig(stream, format=form, dpi=300, facecolor=behind, metadata=metadata)
         return stream.getvalue()
 
     @property
@@ -101,8 +111,8 @@ def drawn_settings(comparison: Comparison, maximum: int = 12) -> DrawnSettings:
     best = comparison.best
     ranked = best.ranked if best else ()
     counted = {setting.family: setting for setting in ranked}
-    settings = [counted.get(setting.family, setting) for setting in comparison.choices
-                if setting in comparison.settings]  # fmt: skip
+    whole = [setting for setting in comparison.choices if setting in comparison.settings]
+    settings = [counted.get(setting.family, setting) for setting in whole]
     front = [setting for setting in settings if setting.method in (FULL, ORACLE, LEARNED)]
     front += filter(None, [*map(comparison.equal_counts, front)])
     front += best.settings if best else settings
@@ -112,9 +122,11 @@ def drawn_settings(comparison: Comparison, maximum: int = 12) -> DrawnSettings:
 
 
 def draw_quality(
-    comparison: Comparison, shown: DrawnSettings, styles: Mapping[str, Mapping[str, Any]],
+    comparison: Comparison,
+    shown: DrawnSettings,
+    styles: Mapping[str, Mapping[str, Any]],
     title: Sequence[str],
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Curves, those in front with intervals; the full cache is a horizontal line.
 
     The first method of `Comparison.best` and the best other one are bold. `title` has the lines
@@ -159,32 +171,42 @@ def draw_quality(
 
 def _places(comparison: Comparison) -> dict[str, float]:
     """Where budgets lie on the axis: percent of the cache, or tokens per KV head."""
-    shares = are_shares(comparison.budgets)
-    return {spec: float(spec.rstrip("%")) if shares else size
-            for spec, size in comparison.budgets.items()}  # fmt: skip
+    if are_shares(comparison.budgets):
+        return {spec: float(spec.rstrip("%")) for spec in comparison.budgets}
+    return dict(comparison.budgets)
 
 
 def _curve(
-    axes: Axes, comparison: Comparison, setting: MethodSetting, shift: float,
-    style: Mapping[str, Any], *, with_intervals: bool,
-) -> None:  # fmt: skip
+    axes: Axes,
+    comparison: Comparison,
+    setting: MethodSetting,
+    shift: float,
+    style: Mapping[str, Any],
+    *,
+    with_intervals: bool,
+) -> None:
     """A setting's numbers against its budgets; places are multiplied by `shift`."""
     places, scale = _places(comparison), comparison.measure.scale
     shares = are_shares(places)
     points = sorted(
         # A method that sizes the cache itself has one point, at the size that it took.
-        (places.get(spec, 100 * cell.share if shares else cell.kept_tokens),
-         *cell.interval.numbers)
-        for (one, spec), cell in comparison.cells.items() if one == setting and spec != FULL
-    )  # fmt: skip
+        (places.get(spec, 100 * cell.share if shares else cell.kept_tokens), *cell.interval.numbers)
+        for (one, spec), cell in comparison.cells.items()
+        if one == setting and spec != FULL
+    )
     if not points:
         return
     x, *numbers = np.array(points).T
     y, low, high = (scale * values for values in numbers)
     drawn = axes.errorbar(
-        x * shift, y, label=_plain(setting.label), elinewidth=0.8, capsize=2,
-        yerr=np.maximum(0, [y - low, high - y]) if with_intervals else None, **style,
-    )  # fmt: skip
+        x * shift,
+        y,
+        label=_plain(setting.label),
+        elinewidth=0.8,
+        capsize=2,
+        yerr=np.maximum(0, [y - low, high - y]) if with_intervals else None,
+        **style,
+    )
     for part in drawn.get_children():
         part.set_gid(f"method={setting.family}")
 

@@ -70,8 +70,9 @@ class PageData:
         groups = group_policies(records)
         self.families = sort_families(MethodSetting.of(record, groups) for record in records)
         compared = compare_all(results)
-        self.comparisons = [comparison for comparison in compared
-                            if any(row["budget_spec"] for row in comparison.records)]  # fmt: skip
+        self.comparisons = [
+            one for one in compared if any(row["budget_spec"] for row in one.records)
+        ]
         self.measured = list(dict.fromkeys(map(describe_data, compared)))
         with Progress("computing intervals", len(self.comparisons)) as progress:
             self.numbers = [tidy(comparison) for comparison in progress.over(self.comparisons)]
@@ -89,9 +90,12 @@ def render(data: PageData) -> str:
     """The page as HTML."""
     web = resources.files("eval.report") / "web"
     environment = Environment(
-        loader=PackageLoader("eval.report", "web"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=PackageLoader("eval.report", "web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters["packed"] = pack_text
     shown = data.comparisons
     protocols = [(one, SEEN[one]) for one in dict.fromkeys(each.protocol for each in shown)]
@@ -101,6 +105,7 @@ def render(data: PageData) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     with Progress("drawing", len(data.pictures)) as progress:
         drawn = {picture.name: picture.inline for picture in progress.over(data.pictures)}
+    every_number = pandas.concat([pandas.DataFrame(), *data.numbers], ignore_index=True)
     reading = [
         *(f"{one.measure.title.capitalize()}: {describe_conditions(one)}." for one in shown),
         *(f"Intervals, {one.measure.title}: {describe_intervals(one)}." for one in shown),
@@ -120,9 +125,7 @@ def render(data: PageData) -> str:
         reading=dict.fromkeys(reading) if shown else (),
         answers=pack_answers(shown),
         facts=_facts_table(data.results),
-        csv=pandas.concat([pandas.DataFrame(), *data.numbers], ignore_index=True).to_csv(
-            index=False, float_format="%.6g"
-        ),
+        csv=every_number.to_csv(index=False, float_format="%.6g"),
     )
 
 
@@ -194,17 +197,15 @@ def _folded_tables(
     """Titles and tables by name, without the titles that have no table."""
     timed = [timing for timing in data.timings if timing.protocol == comparison.protocol]
     specs = comparison.budgets if len(comparison.task_sort.tasks) > 1 else ()
-    few = len(comparison.settings) <= tables.FEW
+    many = len(comparison.settings) > tables.FEW
+    every = [tables.make_full_table(comparison)] if many else []
+    differences = [*tables.make_difference_tables(comparison, numbers)]
     parts: dict[str, tuple[str, list[Table]]] = {
         "costs": ("Bytes and seconds", [tables.make_cost_table(timed)] if timed else []),
-        "differences": (
-            "Differences, paired by prompt", [*tables.make_difference_tables(comparison, numbers)],
-        ),
+        "differences": ("Differences, paired by prompt", differences),
         "tasks": ("Task by task", [tables.make_task_table(comparison, spec) for spec in specs]),
-        "every": (
-            "Every setting of every method", [] if few else [tables.make_full_table(comparison)],
-        ),
-    }  # fmt: skip
+        "every": ("Every setting of every method", every),
+    }
     return {name: part for name, part in parts.items() if part[1]}
 
 

@@ -77,9 +77,11 @@ def make_score_table(comparison: Comparison, lines: Notes, which: str = "") -> T
     alike = "".join(kinds) if len(kinds) == 1 and not which else ""  # of all rows, said once
     own_size = any(setting.self_sized for setting in comparison.settings)
     over = {
-        (setting, spec): gap for setting in lines for spec in specs
+        (setting, spec): gap
+        for setting in lines
+        for spec in specs
         if not comparison.unfinished and (gap := comparison.over_null(setting, spec)) is not None
-    }  # fmt: skip
+    }
     differs = holm(over)
 
     def number(setting: MethodSetting, spec: str) -> str:
@@ -149,9 +151,8 @@ def make_difference_tables(comparison: Comparison, numbers: DataFrame) -> Iterat
         if shown.empty:
             continue
         form, scale = f"{{:{comparison.measure.gap_format}}}".format, comparison.measure.scale
-        mean, low, high = (
-            (scale * shown[f"{name}{part}"]).map(form) for part in ("", "_low", "_high")
-        )
+        columns = (scale * shown[f"{name}{end}"] for end in ("", "_low", "_high"))
+        mean, low, high = (column.map(form) for column in columns)
         shown["text"] = mean + shown["differs"].map({True: " *", False: ""}) + "\n" + low
         shown["text"] += " to " + high
         wide = shown.pivot_table(
@@ -192,13 +193,12 @@ def make_cost_table(timings: Sequence[Timing]) -> Table:
         for one in timings
     ]
     counts = sorted({timing.decode.prompts for timing in timings if timing.decode})
-    few = "" if all(timing.decode for timing in timings) else (
-        "; seconds are left out where fewer than 6 prompts were timed one by one"
-    )  # fmt: skip
     over, left_out, names = "", "", [*rows[0]]
     if counts:
         over = ", and milliseconds, median and its 95 % interval over "
-        over += f"{'/'.join(map(str, counts))} prompts{few}"
+        over += f"{'/'.join(map(str, counts))} prompts"
+        if not all(timing.decode for timing in timings):
+            over += "; seconds are left out where fewer than 6 prompts were timed one by one"
     else:
         names = [name for name in names if any(row[name] != NOTHING for row in rows)]
         number = max(timing.prompts for timing in timings)

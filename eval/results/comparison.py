@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from operator import itemgetter
 
 from eval.results import estimates, stats
 from eval.results.folder import Results
 from eval.results.method_setting import MethodSetting, budget_axis, budget_order, sort_families
-from eval.results.record_names import DEFAULT_VARIANT, ORACLE, SELF_SIZED
+from eval.results.record_names import ORACLE, SELF_SIZED
 from eval.results.records import group_by
 from eval.results.setting_choice import choose_settings
 from eval.results.shapes import ResultsRow
@@ -88,37 +89,29 @@ class Comparison:
         """All settings: presets and allocators, with and without protection, method by method."""
         every = dict.fromkeys(setting for setting, _ in self.cells)
         families = [*sort_families(every)]
-        return sorted(
-            every,
-            key=lambda item: (
-                families.index(item.family), item.variant != DEFAULT_VARIANT, item.variant,
-                item.allocator != UNIFORM, item.allocator, not item.protected,
-            ),
-        )  # fmt: skip
+        return sorted(every, key=lambda one: (families.index(one.family), one.place_in_family))
 
     def minus(self, ours: estimates.Estimate, theirs: estimates.Estimate) -> Interval | None:
         """`ours` minus `theirs`, paired; None where they share no prompt.
 
         In scores (0 to 1) or in nats per token; more is better.
         """
+        if ours.prompts.isdisjoint(theirs.prompts):
+            return None
         if (ours, theirs) not in self._paired:
-            shared = not ours.prompts.isdisjoint(theirs.prompts)
-            self._paired[ours, theirs] = stats.paired_difference(
-                ours.scores, theirs.scores, weights=ours.weights
-            ) if shared else None  # fmt: skip
+            gap = stats.paired_difference(ours.scores, theirs.scores, weights=ours.weights)
+            self._paired[ours, theirs] = gap
         return self._paired[ours, theirs]
 
     @cached_property
-    def _paired(self) -> dict[tuple[estimates.Estimate, estimates.Estimate], Interval | None]:
+    def _paired(self) -> dict[tuple[estimates.Estimate, estimates.Estimate], Interval]:
         return {}
 
     @cached_property
     def best(self) -> Best | None:
         """`best_at` `USUAL_BUDGET` if most methods ran at it, else at the middle such budget."""
-        number = Counter(
-            spec for setting, spec in self.cells
-            if setting in self.choices and setting.method not in (FULL, ORACLE, *NULLS)
-        )  # fmt: skip
+        shown = [one for one in self.choices if one.method not in (FULL, ORACLE, *NULLS)]
+        number = Counter(spec for setting, spec in self.cells if setting in shown)
         del number[SELF_SIZED]
         budgets = [spec for spec in number if number[spec] == max(number.values())]
         ordered = sorted(budgets, key=budget_order)
@@ -138,8 +131,7 @@ class Comparison:
         if any(setting.method == LEARNED for setting in shown):
             runs = [run for run, _ in self.results.tuned_under(self.protocol)]
             tuned = {one.family for one in self.choices if any(run.chose(one) for run in runs)}
-            shown += [setting for setting in at if setting.method != LEARNED
-                      and setting.family not in tuned]  # fmt: skip
+            shown += [one for one in at if one.method != LEARNED and one.family not in tuned]
         bounds = (FULL, ORACLE, *NULLS)
         compared = [setting for setting in at if setting in shown and setting.method not in bounds]
         if not compared or self.unfinished or not self.task_sort.usable:
@@ -153,21 +145,25 @@ class Comparison:
         others = rank(setting for setting in compared if setting.method != LEARNED)
         ranked = [family[0] for family in group_by(others, lambda setting: setting.family).values()]
         return Best(
-            budget=budget, learned=bool(learned), ranked=ranked, compared=[*compared, *nulls],
+            budget=budget,
+            learned=bool(learned),
+            ranked=ranked,
+            compared=[*compared, *nulls],
             settings=[*learned, *ranked[: 2 - len(learned)], *rank(nulls)[:1]],
-        )  # fmt: skip
+        )
 
     @cached_property
     def gaps(self) -> Mapping[estimates.CellKey, Interval]:
         """What settings shown and nulls have more than the first method of `best`, paired."""
         if self.best is None:
             return {}
-        first = self.best.settings[0]
-        return {
-            (setting, spec): gap for (setting, spec), estimate in self.cells.items()
-            if setting != first and setting in (*self.choices, *self.best.compared)
-            and (lead := self.cells.get((first, spec))) and (gap := self.minus(estimate, lead))
-        }  # fmt: skip
+        first, gaps = self.best.settings[0], dict[estimates.CellKey, Interval]()
+        others = {*self.choices, *self.best.compared} - {first}
+        for (setting, spec), estimate in self.cells.items():
+            lead = self.cells.get((first, spec))
+            if setting in others and lead and (gap := self.minus(estimate, lead)):
+                gaps[setting, spec] = gap
+        return gaps
 
     @cached_property
     def test_count(self) -> int:
@@ -205,9 +201,8 @@ class Comparison:
         They are tested together with `gaps`, or, if `best` has another first method, alone.
         """
         first, *others = best.settings
-        lead = self.cells[first, best.budget]
-        gaps = {other: gap for other in others
-                if (gap := self.minus(self.cells[other, best.budget], lead))}  # fmt: skip
+        cells = {setting: self.cells[setting, best.budget] for setting in best.settings}
+        gaps = {one: gap for one in others if (gap := self.minus(cells[one], cells[first]))}
         significant = stats.holm(gaps, self.test_count)
         if self.best and first == self.best.settings[0]:
             significant = {setting for setting, spec in self.significant if spec == best.budget}
@@ -224,11 +219,10 @@ class Comparison:
         The null is the best on these very prompts, which favours it. None for nulls and the full
         cache, and where no null was run.
         """
-        nulls = [
-            estimate for (null, at), estimate in self.cells.items()
-            if null.method in NULLS and null.protected == setting.protected and at == spec
-        ]  # fmt: skip
-        ours = self.cells.get((setting, spec))
+        at_budget = {one: cell for (one, at), cell in self.cells.items() if at == spec}
+        alike = [one for one in at_budget if one.protected == setting.protected]
+        nulls = [at_budget[one] for one in alike if one.method in NULLS]
+        ours = at_budget.get(setting)
         if setting.method in (FULL, *NULLS) or not nulls or ours is None:
             return None
         return self.minus(ours, max(nulls, key=self.measure.goodness))
@@ -237,8 +231,8 @@ class Comparison:
 def compare_methods(results: Results, kind: estimates.Kind, protocol: str) -> Comparison | None:
     """Compare all methods of a results folder; None without records of this kind."""
     field = estimates.MEASURES[kind].field
-    records = [record for record in results.in_plan
-               if record["protocol"] == protocol and record[field] is not None]  # fmt: skip
+    of_protocol = (record for record in results.in_plan if record["protocol"] == protocol)
+    records = [record for record in of_protocol if record[field] is not None]
     if not records:
         return None
     tasks = sort_tasks(kind, records)
@@ -251,18 +245,22 @@ def compare_methods(results: Results, kind: estimates.Kind, protocol: str) -> Co
     having, order = {setting.family for setting in whole}, [*sort_families(settings)]
     # A setting that lacks prompts is shown only where its method has no other.
     able = [one for one in settings if one in whole or one.family not in having]
+    able.sort(key=lambda one: order.index(one.family))
     return Comparison(
-        kind=kind, protocol=protocol, records=records, task_sort=tasks,
-        unfinished=results.unfinished, cells=cells, results=results,
-        choices=choose_settings(
-            sorted(able, key=lambda one: order.index(one.family)), results.tuned_under(protocol)
-        ),
-    )  # fmt: skip
+        kind=kind,
+        protocol=protocol,
+        records=records,
+        task_sort=tasks,
+        unfinished=results.unfinished,
+        cells=cells,
+        results=results,
+        choices=choose_settings(able, results.tuned_under(protocol)),
+    )
 
 
 def compare_all(results: Results) -> list[Comparison]:
     """All comparisons of a results folder: answers, then given replies, protocol by protocol."""
     protocols = dict.fromkeys(record["protocol"] for record in results.in_plan)
-    comparisons = (compare_methods(results, kind, protocol)
-                   for kind in estimates.MEASURES for protocol in protocols)  # fmt: skip
+    pairs = product(estimates.MEASURES, protocols)
+    comparisons = (compare_methods(results, kind, protocol) for kind, protocol in pairs)
     return [comparison for comparison in comparisons if comparison is not None]

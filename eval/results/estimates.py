@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -51,15 +52,30 @@ class Measure:
 
 MEASURES: Mapping[Kind, Measure] = {
     "accuracy": Measure(
-        field="score", title="accuracy, %", scale=100, sign=1, digits=0, unit="%",
-        page_format=".1f", verb="answers", gap_format="+.1f", gap_unit="points",
+        field="score",
+        title="accuracy, %",
+        scale=100,
+        sign=1,
+        digits=0,
+        unit="%",
+        page_format=".1f",
+        verb="answers",
+        gap_format="+.1f",
+        gap_unit="points",
     ),
     "perplexity": Measure(
-        field="nll", title="perplexity of the given text", scale=1, sign=-1, digits=2,
-        unit="", page_format=".2f", verb="has a perplexity of", gap_format="+.3f",
+        field="nll",
+        title="perplexity of the given text",
+        scale=1,
+        sign=-1,
+        digits=2,
+        unit="",
+        page_format=".2f",
+        verb="has a perplexity of",
+        gap_format="+.3f",
         gap_unit="nats per token",
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,7 +96,7 @@ class Estimate:
     nbytes: float | None
     """Bytes of keys and values after the eviction, mean over prompts; None where unmeasured."""
 
-    @property
+    @cached_property
     def prompts(self) -> set[Unit]:
         """The prompts answered."""
         return {unit for answers in self.scores.values() for unit in answers}

@@ -11,12 +11,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from eval.results.method_setting import PolicyGroups, group_policies
 from eval.results.record_names import MANIFEST, NO_RESULTS, ROWS, TIMING
-from eval.results.records import KEY_FIELDS, SETTING_FIELDS, TIMING_KEY, key_of, read_records
+from eval.results.records import KEY_FIELDS, SETTING_FIELDS, TIMING_KEY, Key, key_of, read_records
 from eval.results.sealing import describe_changes
 from eval.results.shapes import ResultsRow, TimingRow
 from eval.results.tuned_settings import TunedMethod, TunedSettings
@@ -89,9 +90,10 @@ class Results:
     @cached_property
     def in_plan(self) -> list[ResultsRow]:
         """`records` in the order of the plan; workers that share a run write them in any order."""
-        planned = ((part["protocol"], task, *setting) for part in self.manifest.get("planned", ())
-                   for task in part["prompts"] for setting in part["settings"])  # fmt: skip
-        places = {key: place for place, key in enumerate(dict.fromkeys(planned))}
+        places: dict[Key, int] = {}
+        for part in self.manifest.get("planned", ()):
+            for task, setting in product(part["prompts"], part["settings"]):
+                places.setdefault((part["protocol"], task, *setting), len(places))
         fields = "protocol", "task", *SETTING_FIELDS
         return sorted(self.records, key=lambda row: places.get(key_of(row, fields), len(places)))
 
@@ -125,8 +127,9 @@ class Results:
         parts, missing = self.count_done_prompts()
         lacking = [
             f"{done} of {planned} prompts of {task} ({protocol})"
-            for (task, protocol), (done, planned) in parts.items() if done < planned
-        ]  # fmt: skip
+            for (task, protocol), (done, planned) in parts.items()
+            if done < planned
+        ]
         if not lacking:
             return self.altered and f"Unfinished: {self.altered}; the same command continues."
         more = f", {len(lacking) - 2} more" if len(lacking) > 2 else ""
@@ -141,8 +144,8 @@ class Results:
 
     def tuned_under(self, protocol: str) -> list[tuple[TunedMethod, str]]:
         """What kvp tune chose for a protocol, with the split that it chose on."""
-        return [(entry, settings.split) for settings in self.tuned for entry in settings.methods
-                if entry.protocol == protocol]  # fmt: skip
+        chosen = [(entry, settings.split) for settings in self.tuned for entry in settings.methods]
+        return [(entry, split) for entry, split in chosen if entry.protocol == protocol]
 
 
 def load_results(folder: Path) -> Results:
@@ -161,11 +164,13 @@ def load_results(folder: Path) -> Results:
                 notes.append(f"The last line of {name} is torn (an interrupted run) and left out.")
     if not read[ROWS]:
         raise ResultsError(f"{folder} holds no {ROWS} with records yet; repeat its kvp eval")
+    label, tuned = str(folder / MANIFEST), manifest.get("tuned", {}).values()
     return Results(
-        folder=folder, manifest=manifest, records=read[ROWS], timing=read[TIMING],
-        tuned=tuple(
-            TunedSettings.from_json(settings, str(folder / MANIFEST))
-            for settings in manifest.get("tuned", {}).values()
-        ),
-        notes=tuple(notes), altered=describe_changes(folder, manifest),
-    )  # fmt: skip
+        folder=folder,
+        manifest=manifest,
+        records=read[ROWS],
+        timing=read[TIMING],
+        tuned=tuple(TunedSettings.from_json(settings, label) for settings in tuned),
+        notes=tuple(notes),
+        altered=describe_changes(folder, manifest),
+    )

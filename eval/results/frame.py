@@ -69,17 +69,17 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
     rows: list[dict[str, object]] = []
     for name, cells in ((None, comparison.cells), *comparison.tasks.items()):
         overall = name is None
-        known = sorted((key for key in cells if key[0] in settings),
-                       key=lambda key: settings.index(key[0]))  # fmt: skip
+        known = [key for key in cells if key[0] in settings]
+        known.sort(key=lambda key: settings.index(key[0]))
         apart = not usable if overall else name not in usable
         full = None if apart or comparison.unfinished else full_of(cells)
         mean = full.interval.mean if full else 0.0
+        others = [key for key in known if full and cells[key] is not full]
         to_full = {
-            key: gap for key in known if full and cells[key] is not full
-            and (gap := comparison.minus(cells[key], full))
-        }  # fmt: skip
-        to_lead = {key: gap for key, gap in comparison.gaps.items()
-                   if overall and key[0] in comparison.choices}  # fmt: skip
+            key: gap for key in others if full and (gap := comparison.minus(cells[key], full))
+        }
+        gaps = comparison.gaps.items() if overall else ()
+        to_lead = {key: gap for key, gap in gaps if key[0] in comparison.choices}
         differ = holm(to_full)
         significant = comparison.significant if overall else set()
         for key in known:
@@ -89,14 +89,21 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
                 "metric": "answers" if comparison.kind == "accuracy" else comparison.kind,
                 "protocol": comparison.protocol,
                 "task": OVERALL if overall else f"task {name}" if name == OVERALL else name,
-                "apart": apart, "method": setting.family, "setting": setting.details,
-                "chosen": setting in comparison.choices, "budget": spec,
-                "estimate": estimate.interval.mean, "low": estimate.interval.low,
-                "high": estimate.interval.high, "n": estimate.interval.prompts,
-                "policies": estimate.policies, "kept_tokens": estimate.kept_tokens,
-                "kept_share": estimate.share, "cache_bytes": estimate.nbytes,
+                "apart": apart,
+                "method": setting.family,
+                "setting": setting.details,
+                "chosen": setting in comparison.choices,
+                "budget": spec,
+                "estimate": estimate.interval.mean,
+                "low": estimate.interval.low,
+                "high": estimate.interval.high,
+                "n": estimate.interval.prompts,
+                "policies": estimate.policies,
+                "kept_tokens": estimate.kept_tokens,
+                "kept_share": estimate.share,
+                "cache_bytes": estimate.nbytes,
                 "share_of_full": estimate.interval.mean / mean if mean else math.nan,
-            }  # fmt: skip
+            }
             row |= _gap_columns("minus_full", key, to_full, differ)
             rows.append(row | _gap_columns("minus_lead", key, to_lead, significant))
     return pandas.DataFrame(rows)

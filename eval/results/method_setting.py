@@ -53,20 +53,20 @@ class MethodSetting:
     def of(cls, record: MethodFields, groups: PolicyGroups) -> MethodSetting:
         """The setting of a record of any results file."""
         return cls(
-            method=record["method"], variant=record["variant"], allocator=record["allocator"],
-            self_sized=record["budget_spec"] == SELF_SIZED, policy=groups[record["policy"]],
+            method=record["method"],
+            variant=record["variant"],
+            allocator=record["allocator"],
+            self_sized=record["budget_spec"] == SELF_SIZED,
+            policy=groups[record["policy"]],
             protected=record["protected"],
-        )  # fmt: skip
+        )
 
     @property
     def fields(self) -> dict[str, Any]:
         """The fields that name the setting in a record of any results file."""
-        commit = {"policy_commit": self.policy_commit} if self.policy_commit else {}
-        return {
-            "method": self.method, "variant": self.variant, "allocator": self.allocator,
-            "policy": self.policy, "policy_seed": self.policy_seed, **commit,
-            "protected": self.protected,
-        }  # fmt: skip
+        names = ["method", "variant", "allocator", "policy", "policy_seed"]
+        names += ["policy_commit", "protected"] if self.policy_commit else ["protected"]
+        return {name: getattr(self, name) for name in names}
 
     @property
     def scorer_key(self) -> tuple[str, str, str | None]:
@@ -107,6 +107,12 @@ class MethodSetting:
             words.append(f"+{self.allocator}")
         return ", ".join([*words, IN_WORDS[self.protected]])
 
+    @property
+    def place_in_family(self) -> tuple[bool, str, bool, str, bool]:
+        """A sorting key for the settings of one method: the default first, protected ones first."""
+        varied, split = self.variant != DEFAULT_VARIANT, self.allocator != UNIFORM
+        return varied, self.variant, split, self.allocator, not self.protected
+
     def distance_from_default(self, protected: bool) -> tuple[bool, int, bool]:
         """A sorting key, least for the default: no preset or options, equal counts per head.
 
@@ -144,9 +150,10 @@ def sort_families(settings: Iterable[MethodSetting]) -> dict[str, str]:
 
 def budget_axis(records: Iterable[ResultsRow]) -> dict[str, float]:
     """Budgets as written and their mean tokens per KV head, smallest first; no self-sized ones."""
-    budgets = group_by(records, lambda record: record["budget_spec"])
-    means = {spec: float(np.mean([record["budget"] for record in same]))
-             for spec, same in budgets.items() if spec not in (None, SELF_SIZED)}  # fmt: skip
+    sized = [record for record in records if record["budget_spec"] not in (None, SELF_SIZED)]
+    means = {}
+    for spec, same in group_by(sized, lambda record: record["budget_spec"]).items():
+        means[spec] = float(np.mean([record["budget"] for record in same]))
     return dict(sorted(means.items(), key=lambda item: (item[1], budget_order(item[0]))))
 
 

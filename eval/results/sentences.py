@@ -42,12 +42,11 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
     first, *others = best.settings
     gaps, significant = comparison.differences(best)
     lines = [_main_sentence(comparison, best)]
-    lines += [
-        f"Another policy, {other.label}, {_score(comparison, other, best.budget)}."
-        for other in comparison.choices
-        if best.learned and other.method == LEARNED and other.family != first.family
-        and (other, best.budget) in comparison.cells
-    ]  # fmt: skip
+    run = [one for one in comparison.choices if (one, best.budget) in comparison.cells]
+    for other in run if best.learned else ():
+        if other.method == LEARNED and other.family != first.family:
+            score = _score(comparison, other, best.budget)
+            lines.append(f"Another policy, {other.label}, {score}.")
     for other in others:
         name = "The best other method" if best.learned else "The next"
         if other.method in NULLS:
@@ -73,11 +72,9 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
     specs = sorted({spec for _, spec in comparison.cells} - {SELF_SIZED, FULL}, key=budget_order)
     named = dict.fromkeys((*comparison.choices, *best.settings))
     for setting in [one for one in named if one.method not in (FULL, ORACLE, *NULLS)]:
-        gaps = {
-            spec: gap for spec in reversed(specs)
-            if (cell := comparison.cells.get((setting, spec)))
-            and (gap := comparison.minus(cell, full))
-        }  # fmt: skip
+        run = [spec for spec in reversed(specs) if (setting, spec) in comparison.cells]
+        losses = {spec: comparison.minus(comparison.cells[setting, spec], full) for spec in run}
+        gaps = {spec: gap for spec, gap in losses.items() if gap}
         if not gaps:
             continue
         smallest, open_one = stats.find_smallest_budget(gaps)
@@ -136,8 +133,9 @@ def _mean_text(comparison: Comparison, estimate: Estimate) -> str:
 def _trained_share(comparison: Comparison, setting: MethodSetting) -> str:
     """How many of the tasks a policy was trained on; "" for none, or where it is not recorded."""
     recorded = comparison.results.manifest.get("policy_tasks", {})
-    seen = {task for policy, tasks in recorded.items() for task in tasks
-            if comparison.results.policy_groups.get(policy) == setting.policy}  # fmt: skip
+    groups = comparison.results.policy_groups
+    ours = [policy for policy in recorded if groups.get(policy) == setting.policy]
+    seen = {task for policy in ours for task in recorded[policy]}
     tasks = comparison.task_sort.usable
     number = len(seen.intersection(tasks))
     those = f"{number} of these {len(tasks)} tasks" if number < len(tasks) else "these tasks"
@@ -151,10 +149,9 @@ def _describe(comparison: Comparison, best: Best, setting: MethodSetting) -> str
         mean = comparison.cells[other, best.budget].interval.mean
         return other.method in NULLS, round(mean, 9)
 
-    tied = [
-        other.label for other in best.compared if other != setting
-        and LEARNED not in (setting.method, other.method) and place(other) == place(setting)
-    ]  # fmt: skip
+    able = [one for one in best.compared if one != setting and one.method != LEARNED]
+    alike = [one for one in able if place(one) == place(setting)]
+    tied = [] if setting.method == LEARNED else [one.label for one in alike]
     more = f" and {len(tied) - 2} more" if len(tied) > 2 else ""
     ties = f" (tied with {', '.join(tied[:2])}{more})" if tied else ""
     run = {one for one, spec in comparison.cells if spec == best.budget} - {*best.compared}

@@ -238,9 +238,11 @@ def holm(differences: Mapping[Name, Interval], comparisons: int | None = None) -
 
 
 def _over_policies(scores: Scores) -> dict[Unit, float]:
-    units = sorted({unit for answers in scores.values() for unit in answers})
-    return {unit: float(np.mean([answers[unit] for answers in scores.values() if unit in answers]))
-            for unit in units}  # fmt: skip
+    values: dict[Unit, list[float]] = defaultdict(list)
+    for answers in scores.values():
+        for unit, value in answers.items():
+            values[unit].append(value)
+    return {unit: float(np.mean(values[unit])) for unit in sorted(values)}
 
 
 def _minus(ours: Mapping[Unit, float], theirs: Mapping[Unit, float]) -> dict[Unit, float]:

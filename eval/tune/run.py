@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import fields, replace
+from itertools import product
 from shlex import quote
 
 import pandas
@@ -16,7 +17,8 @@ import pandas
 from eval.config import EvalConfig
 from eval.methods import Method, file_digests, foreign_names, refuse_namesakes, with_allocator
 from eval.output_folder import open_folder, write_manifest
-from eval.prepared_run import Evaluation, PreparedRun, prepare, protected_tokens, too_small
+from eval.prepared_run import PreparedRun, prepare, protected_tokens, too_small
+from eval.prompts import describe_prompts
 from eval.record_fields import identify
 from eval.results.record_names import ROWS, SETTINGS, TABLE
 from eval.results.records import RecordFile, group_by, key_of
@@ -27,12 +29,15 @@ from eval.runner import Runner
 from eval.tune.config import TuneConfig
 from eval.tune.search import Search, SearchSpace, make_spaces, next_candidates
 from eval.work import evaluate_missing, load_runner
-from kvp.artifacts.files import atomic_write_bytes, digest_json
+from kvp.artifacts.files import atomic_write_bytes
 from kvp.artifacts.manifest import run_manifest, write_sealed_json
 from kvp.errors import UsageError
 from kvp.names import LEARNED
 from kvp.progress import phase, say
 from kvp.specification import split_list
+
+HEADER = "protocol,method,setting,scorer,allocator,protected,score,low,high,published,chosen"
+"""First line of settings.csv."""
 
 
 class Tuning:
@@ -45,8 +50,8 @@ class Tuning:
         self.budgets = config.eval_config.budget_list
         self.protected = protected_tokens(config)
         self.protocols = list(dict.fromkeys(protocol for _, protocol, _ in prepared.work))
-        self.searches = [Search(space=space, protocol=protocol)
-                         for protocol in self.protocols for space in spaces]  # fmt: skip
+        pairs = product(self.protocols, spaces)
+        self.searches = [Search(space=space, protocol=protocol) for protocol, space in pairs]
 
     def check(self) -> None:
         """Say how much work it is; UsageError where scores would not be comparable."""
@@ -74,19 +79,18 @@ class Tuning:
         """Run all searches, round by round; all candidates of a round share a prompt's prefill."""
         count = self.config.settings_per_method
         while wanted := [
-            (search, candidates) for search in self.searches
+            (search, candidates)
+            for search in self.searches
             if (candidates := next_candidates(search, count))
-        ]:  # fmt: skip
+        ]:
             least = min(len(search.trials) for search, _ in wanted)
             most, why = (count, "") if least < count else (2 * count, "best numbers at ends: ")
             planned: dict[str, list[Method]] = {}
             for search, candidates in wanted:
                 methods = planned.setdefault(search.protocol, [])
                 methods += [run for one in candidates for run in self.at_budgets(search, one)]
-            work = [
-                Evaluation(prompt, protocol, planned[protocol])
-                for prompt, protocol, _ in self.prepared.work if protocol in planned
-            ]  # fmt: skip
+            left = [one for one in self.prepared.work if one.protocol in planned]
+            work = [one._replace(methods=planned[one.protocol]) for one in left]
             text = f"{why}{least} of {most} settings of each method done"
             evaluate_missing(runner, replace(self.prepared, work=tuple(work)), file, text=text)
             for search, candidates in wanted:
@@ -103,25 +107,26 @@ class Tuning:
 
     def score(self, file: RecordFile, search: Search, setting: Method) -> ScoredSetting:
         """A setting with its score, from the records of its runs on all prompts and budgets."""
-        config, space = self.config.eval_config, search.space
+        config, space, protocol = self.config.eval_config, search.space, search.protocol
+        prompts = [one.prompt for one in self.prepared.work if one.protocol == protocol]
         of_policy = group_by(self.at_budgets(search, setting), lambda run: run.policy)
-        scores: dict[Hashable, dict[Unit, float]] = {
-            policy: {
-                (prompt.task, prompt.sample.id): sum(
-                    file.values[key_of(identify(config, prompt, protocol, run))] for run in runs
-                ) / len(runs)
-                for prompt, protocol, _ in self.prepared.work if protocol == search.protocol
-            }
-            for policy, runs in of_policy.items()
-        }  # fmt: skip
+        scores: dict[Hashable, dict[Unit, float]] = {policy: {} for policy in of_policy}
+        for policy, runs in of_policy.items():
+            for prompt in prompts:
+                keys = [key_of(identify(config, prompt, protocol, run)) for run in runs]
+                mean = sum(file.values[key] for key in keys) / len(keys)
+                scores[policy][prompt.task, prompt.sample.id] = mean
         bounds = None if self.prepared.prompts[0].teacher_forced else (0, 1)
         interval = bootstrap_mean(scores, bounds=bounds)
         return ScoredSetting(
-            scorer=space.scorer_spec(setting), variant=setting.variant,
-            allocator=space.allocator_spec(setting), allocator_name=setting.allocator,
-            protected=setting.protected, score=interval.mean,
+            scorer=space.scorer_spec(setting),
+            variant=setting.variant,
+            allocator=space.allocator_spec(setting),
+            allocator_name=setting.allocator,
+            protected=setting.protected,
+            score=interval.mean,
             interval=(interval.low, interval.high),
-        )  # fmt: skip
+        )
 
     def outcome(self) -> TunedSettings:
         """The chosen settings, as settings.json has them."""
@@ -130,9 +135,7 @@ class Tuning:
         data = {
             **{name: identity[name] for name in (*SHARED, "seed")},
             "settings_per_method": config.settings_per_method,
-            "tasks": list(dict.fromkeys(prompt.task for prompt in prompts)),
-            "prompts": len(prompts),
-            "sha256": digest_json([prompt.ids.tolist() for prompt in prompts]),
+            **describe_prompts(prompts),
             "budgets": [str(budget) for budget in self.budgets],
             "metric": "nats per token" if prompts[0].teacher_forced else "score",
         }
@@ -145,8 +148,10 @@ def run(config: TuneConfig) -> TunedSettings:
     spaces = make_spaces(config)
     methods = [  # with every allocator: to check, and to digest the files they come from
         with_allocator(method, allocator)
-        for space in spaces for method in space.seeds for allocator in space.allocators
-    ]  # fmt: skip
+        for space in spaces
+        for method in space.seeds
+        for allocator in space.allocators
+    ]
     refuse_namesakes(methods)
     eval_config = config.eval_config
     phase("preparing prompts")
@@ -195,18 +200,17 @@ def next_command(
 
 def csv_text(searches: Sequence[Search]) -> str:
     """One line per setting."""
-    rows = [
-        {
-            "protocol": entry.protocol, "method": entry.requested, "setting": number,
-            "scorer": scored.scorer, "allocator": scored.allocator,
-            "protected": int(scored.protected), "score": scored.score,
-            "low": scored.interval[0], "high": scored.interval[1],
-            "published": int(scored in entry.published), "chosen": int(scored == entry.chosen),
-        }
-        for search in searches for entry in (search.result,)
-        for number, scored in enumerate(search.trials.values(), start=1)
-    ]  # fmt: skip
-    return str(pandas.DataFrame(rows).to_csv(index=False, float_format="%.6g"))
+    rows = []
+    for search in searches:
+        entry = search.result
+        for number, one in enumerate(search.trials.values(), start=1):
+            setting = number, one.scorer, one.allocator, int(one.protected)
+            marks = int(one in entry.published), int(one == entry.chosen)
+            rows.append(
+                (entry.protocol, entry.requested, *setting, one.score, *one.interval, *marks)
+            )
+    table = pandas.DataFrame(rows, columns=HEADER.split(","))
+    return str(table.to_csv(index=False, float_format="%.6g"))
 
 
 def print_settings(settings: TunedSettings) -> None:

@@ -121,10 +121,14 @@ def _make_space(config: TuneConfig, scorer: str, allocator: str | None) -> Searc
         for protected in PROTECTIONS[config.protection]
     ]
     return SearchSpace(
-        requested=requested, scorer=scorer, seeds=tuple(seeds), scorer_grid=grid,
-        initial=tuple(dict.fromkeys(initial)), allocators=allocators,
+        requested=requested,
+        scorer=scorer,
+        seeds=tuple(seeds),
+        scorer_grid=grid,
+        initial=tuple(dict.fromkeys(initial)),
+        allocators=allocators,
         largest=config.length,
-    )  # fmt: skip
+    )
 
 
 def _searched_options(scorer: Scorer | None, text: str) -> tuple[Grid, list[Method]]:
@@ -154,11 +158,13 @@ class Search:
     def result(self) -> TunedMethod:
         """The best setting, and from how many it was chosen."""
         return TunedMethod(
-            method=self.space.seeds[0].method, requested=self.space.requested,
-            protocol=self.protocol, tried=len(self.trials),
+            method=self.space.seeds[0].method,
+            requested=self.space.requested,
+            protocol=self.protocol,
+            tried=len(self.trials),
             chosen=max(self.trials.values(), key=lambda scored: scored.score),
             published=tuple(filter(None, map(self.trials.get, self.space.initial))),
-        )  # fmt: skip
+        )
 
 
 def next_candidates(search: Search, count: int) -> list[Method]:
@@ -173,8 +179,10 @@ def next_candidates(search: Search, count: int) -> list[Method]:
     alike = [one for one in ranked if type(one.allocator_object) is type(best.allocator_object)]
     steps: Iterable[Iterable[Method | None]]
     if len(trials) < count:
-        able = {name: alike if name.startswith("allocator_object.") else ranked
-                for name in space.grids(best)}  # fmt: skip
+        able = {
+            name: alike if name.startswith("allocator_object.") else ranked
+            for name in space.grids(best)
+        }
         values = (_untried_values(space, settings, name) for name, settings in able.items())
         near = (_neighbours(space, best), _halfway(space, best))
         steps = chain(values, near, (_neighbours(space, other) for other in others))
