@@ -133,6 +133,7 @@ class MeasureConfig(groups.Group):
 
 
 _IDENTIFYING = (groups.ModelConfig, PromptConfig, groups.ProtectionConfig)
+"""Groups whose settings, but for `tasks`, decide what a record means."""
 
 
 def _names(group: type[groups.Group]) -> list[str]:

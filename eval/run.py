@@ -74,10 +74,11 @@ def run(
         config = replace(config, device=device, rank=0, world_size=1)
     given = make_objects(config.method_list)
     methods = build_run_methods(replace(config, methods=given))
-    sides = [
-        (one,) if isinstance(one, str) else [side.name for side in one if side] for one in given
+    recorded = [
+        one if isinstance(one, str) else "+".join(side.name for side in one if side is not None)
+        for one in given
     ]
-    config = replace(config, methods=",".join(map("+".join, sides)))
+    config = replace(config, methods=",".join(recorded))
     if config.dry_run:
         prepared = _prepare(config, methods, loaded)
         return measure_dry_run(load_runner(config, prepared.methods, loaded), prepared)

@@ -141,7 +141,7 @@ def draw_quality(
     for number, (setting, front) in enumerate(shown.items()):
         style = dict(styles[setting.family])
         width = _BOLD if setting in bold else min(_NORMAL, style["linewidth"])
-        style |= {"linewidth": width, "markersize": 3 + width}
+        style |= {"linewidth": width, "markersize": 3 + width, "elinewidth": 0.8, "capsize": 2}
         shift = SPREAD ** (number - len(shown) / 2)
         _curve(axes, comparison, setting, shift, style, with_intervals=front)
     if full := comparison.full:
@@ -198,15 +198,8 @@ def _curve(
         return
     x, *numbers = np.array(points).T
     y, low, high = (scale * values for values in numbers)
-    drawn = axes.errorbar(
-        x * shift,
-        y,
-        label=_plain(setting.label),
-        elinewidth=0.8,
-        capsize=2,
-        yerr=np.maximum(0, [y - low, high - y]) if with_intervals else None,
-        **style,
-    )
+    bars = np.maximum(0, [y - low, high - y]) if with_intervals else None
+    drawn = axes.errorbar(x * shift, y, yerr=bars, label=_plain(setting.label), **style)
     for part in drawn.get_children():
         part.set_gid(f"method={setting.family}")
 
