@@ -65,6 +65,10 @@ class TraceReader:
         """Keys and values [L, H, T, D], in the store's dtype; StoreError names a damaged shard."""
         return self._read("k", index), self._read("v", index)
 
+    def queries(self, index: int) -> Tensor:
+        """Queries [L, H, G, T, D], in the store's dtype. Raises StoreError as `kv`."""
+        return self._read("q", index)
+
     def label(self, name: str, index: int) -> Tensor:
         """A label of a prompt: [L, H, P] float32, P = its `prompt_length`; raises StoreError."""
         if name not in self.plan.labels:
@@ -88,10 +92,13 @@ class TraceReader:
 
     def trace(self, index: int) -> Trace:
         """All of one sequence. Raises StoreError as `kv`."""
-        queries, keys, values = (self._read(array, index) for array in "qkv")
-        labels = {name: self.label(name, index) for name in self.plan.labels}
+        keys, values = self.kv(index)
         return Trace(
-            record=self.record(index), queries=queries, keys=keys, values=values, labels=labels
+            record=self.record(index),
+            queries=self.queries(index),
+            keys=keys,
+            values=values,
+            labels={name: self.label(name, index) for name in self.plan.labels},
         )
 
     def _read(self, array: str, index: int) -> Tensor:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
-from cachetools import LRUCache
+from cachetools import LRUCache, cachedmethod
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -74,21 +76,22 @@ def score_together(
     length = torch.cat(lengths)  # [sum of N]
     read = [context.recent for context in contexts if context.recent is not None]
     recent = torch.cat(read, dim=1) if read else None  # [A, sum of N, features]
+
+    def scores_of_heads(heads: slice) -> Tensor:
+        seen = None if recent is None else recent[heads]
+        scores: Tensor = rankers(
+            keys[heads], values[heads], positions, length, seen, heads=heads, contexts=tokens
+        )
+        return scores
+
     count = rankers.head_count
     size = max(1, int(activation_bytes // (sum(tokens) * bytes_per_token(rankers.spec))))
     if size >= count:
-        scores = rankers(keys, values, positions, length, recent, contexts=tokens)
+        scores = scores_of_heads(slice(None))
     else:
-        groups = [slice(start, start + size) for start in range(0, count, size)]
-        parts = [
-            checkpoint(
-                rankers, keys[heads], values[heads], positions, length,
-                None if recent is None else recent[heads], heads=heads, contexts=tokens,
-                use_reentrant=False, preserve_rng_state=False,
-            )
-            for heads in groups
-        ]  # fmt: skip
-        scores = torch.cat(parts)  # [A, sum of N]
+        again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        groups = (slice(start, start + size) for start in range(0, count, size))
+        scores = torch.cat([again(scores_of_heads, heads) for heads in groups])
     return list(torch.split(scores, tokens, dim=1))
 
 
@@ -148,46 +151,32 @@ class ContextSource:
     def _tokens(self, tensor: Tensor, tokens: int) -> Tensor:
         return tensor[..., :tokens, :].flatten(0, 1).to(self.device).float()
 
+    @cachedmethod(attrgetter("_trace_memory"), lambda _, sequence: ("kv", sequence))
     def _keys_and_values(self, sequence: int) -> tuple[Tensor, Tensor]:
-        cached = self._trace_memory.get(("kv", sequence))
-        if cached is None:
-            cached = self.traces.kv(sequence)
-            _remember(self._trace_memory, ("kv", sequence), cached)
-        return cached[0], cached[1]
+        return self.traces.kv(sequence)
 
-    def _queries_and_keys(self, sequence: int) -> tuple[Tensor, Tensor]:
-        """[L, H, G, T, D] and [L, H, T, D] on the device."""
-        cached = self._trace_memory.get(("queries", sequence))
-        if cached is None:
-            trace = self.traces.trace(sequence)
-            cached, keys = (trace.queries,), trace.keys
-            kv = trace.keys, trace.values
-            _remember(self._trace_memory, ("queries", sequence), cached)
-            _remember(self._trace_memory, ("kv", sequence), kv)
-        else:
-            keys, _ = self._keys_and_values(sequence)
-        return cached[0].to(self.device), keys.to(self.device)
+    @cachedmethod(attrgetter("_trace_memory"), lambda _, sequence: ("queries", sequence))
+    def _queries(self, sequence: int) -> tuple[Tensor]:
+        return (self.traces.queries(sequence),)
 
+    @cachedmethod(attrgetter("_label_memory"))
     def _label_and_queries(self, point: CompressionPoint) -> _Labelled:
-        cached = self._label_memory.get(point)
-        if cached is None:
-            parts, last = [], None
-            if self._label.stored is not None:
-                stored = self.traces.label(self._label.stored, point.sequence)
-                parts.append(stored[..., : point.prefix_length])
-            if self._label.from_queries is not None or self._with_recent:
-                queries, keys = self._queries_and_keys(point.sequence)
-                if self._label.from_queries is not None:
-                    replies = self.traces.record(point.sequence).reply_spans
-                    given = queries, keys, point.prefix_length, point.stop, replies
-                    parts.append(self._label.importance_of(*given, name=self._name).cpu())
-                if self._with_recent:
-                    seen = self._count_seen(point)
-                    last = queries[..., max(0, seen - RECENT_QUERIES) : seen, :].cpu().clone()
-            importance = parts[0] if len(parts) == 1 else self._label.add(*parts)  # [L, H, N]
-            cached = _Labelled(importance.flatten(0, 1), last)
-            _remember(self._label_memory, point, cached)
-        return cached
+        parts, last = [], None
+        if self._label.stored is not None:
+            stored = self.traces.label(self._label.stored, point.sequence)
+            parts.append(stored[..., : point.prefix_length])
+        if self._label.from_queries is not None or self._with_recent:
+            queries = self._queries(point.sequence)[0].to(self.device)
+            if self._label.from_queries is not None:
+                keys = self._keys_and_values(point.sequence)[0].to(self.device)
+                replies = self.traces.record(point.sequence).reply_spans
+                given = queries, keys, point.prefix_length, point.stop, replies
+                parts.append(self._label.importance_of(*given, name=self._name).cpu())
+            if self._with_recent:
+                seen = self._count_seen(point)
+                last = queries[..., max(0, seen - RECENT_QUERIES) : seen, :].cpu().clone()
+        importance = parts[0] if len(parts) == 1 else self._label.add(*parts)  # [L, H, N]
+        return _Labelled(importance.flatten(0, 1), last)
 
     def _count_seen(self, point: CompressionPoint) -> int:
         """Tokens whose queries a scorer sees at a point."""
@@ -203,11 +192,6 @@ class ContextSource:
 
 def _size(tensors: Iterable[Tensor | None]) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
-
-
-def _remember(memory: LRUCache[Any, Any], key: object, item: tuple[Tensor | None, ...]) -> None:
-    with suppress(ValueError):  # larger than the whole memory
-        memory[key] = item
 
 
 class StepContexts:

@@ -59,8 +59,8 @@ def test_a_label_of_two_parts_is_half_of_each(make_store):
 @pytest.mark.parametrize(("memory_bytes", "reads"), [(40_000, 6), (10**8, 2)])
 def test_traces_are_read_once_where_memory_allows(store, memory_bytes, reads, monkeypatch):
     reader = TraceReader(store)
-    read, trace = [], reader.trace
-    monkeypatch.setattr(reader, "trace", lambda index: read.append(index) or trace(index))
+    read, queries = [], reader.queries
+    monkeypatch.setattr(reader, "queries", lambda index: read.append(index) or queries(index))
     source = ContextSource(reader, memory_bytes=memory_bytes)
     for tokens in (30, 40, 50):
         for sequence in (1, 4):
