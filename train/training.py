@@ -54,14 +54,16 @@ def train_rankers(job: Job) -> RankerTraining:
     rankers = random_rankers(job.recipe, job.traces, sequences, job.heads, job.config.seed)
     print_start(job, rankers)
     module = RankerTraining(
-        rankers, job.recipe, job.source(job.recipe.label), sequences,
-        seed=job.config.seed, activation_bytes=job.config.activation_gb * 1e9,
-        heads=job.heads, model_heads=job.traces.geometry.total_kv_heads,
-    )  # fmt: skip
-    fit(
-        module, ValidationAndCheckpoints(job, module), device=job.device, steps=job.recipe.steps,
-        checkpoint=job.target.start,
-    )  # fmt: skip
+        rankers,
+        job.recipe,
+        job.source(job.recipe.label),
+        sequences,
+        seed=job.config.seed,
+        activation_bytes=job.config.activation_gb * 1e9,
+        heads=job.heads,
+        model_heads=job.traces.geometry.total_kv_heads,
+    )
+    fit(module, ValidationAndCheckpoints(job, module), job)
     return module
 
 
@@ -74,10 +76,17 @@ class RankerTraining(pl.LightningModule):
     """[A] int64 step at which each head was best."""
 
     def __init__(
-        self, rankers: HeadRankers, recipe: Recipe, source: ContextSource,
-        records: Sequence[SequenceRecord], *, seed: int, activation_bytes: float = 8e9,
-        heads: range | None = None, model_heads: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        rankers: HeadRankers,
+        recipe: Recipe,
+        source: ContextSource,
+        records: Sequence[SequenceRecord],
+        *,
+        seed: int,
+        activation_bytes: float = 8e9,
+        heads: range | None = None,
+        model_heads: int | None = None,
+    ) -> None:
         """Train `rankers` on contexts of `records`, drawn from `source`.
 
         `activation_bytes` as for `score_together`. `rankers` and `source` are those of the `heads`
@@ -209,9 +218,12 @@ class ValidationAndCheckpoints(pl.Callback):
         self._progress = self._opened.enter_context(progress)
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, module: pl.LightningModule,
-        outputs: Any, *_: object,  # noqa: ANN401
-    ) -> None:  # fmt: skip
+        self,
+        trainer: pl.Trainer,
+        module: pl.LightningModule,
+        outputs: Any,  # noqa: ANN401
+        *_: object,
+    ) -> None:
         """Validate, log and write a checkpoint where this step is one of theirs."""
         job, training = self._job, self._module
         step, last = trainer.global_step, trainer.global_step == trainer.max_steps

@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 
 from kvp.artifacts.files import naming, replacing
 from kvp.errors import KvpError, UsageError, first_line
+from train.job.prepare import Job
 
 
 class _WholeFiles(TorchCheckpointIO):
@@ -35,34 +36,28 @@ class _WholeFiles(TorchCheckpointIO):
                 torch.save(checkpoint, stream)
 
 
-def fit(
-    module: pl.LightningModule,
-    callback: pl.Callback,
-    *,
-    device: torch.device,
-    steps: int,
-    checkpoint: Path | None = None,
-) -> None:
-    """Train `module` in place up to step `steps`, from a checkpoint if there is one.
+def fit(module: pl.LightningModule, callback: pl.Callback, job: Job) -> None:
+    """Train `module` in place up to the job's last step, from its checkpoint if there is one.
 
     Of a checkpoint tensors and plain values are read, and no code. Raises UsageError where it is
     not of this run, KeyboardInterrupt on Ctrl-C; SIGTERM ends it by SystemExit(143).
     """
-    begun: list[int] = []
+    checkpoint, begun = job.target.start, False
 
     def begin(trainer: pl.Trainer, _: pl.LightningModule) -> None:
+        nonlocal begun
         if checkpoint is not None and not trainer.global_step:
             raise ValueError("it is of no step")
-        begun.append(trainer.global_step)
+        begun = True
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    environment, on_gpu = LightningEnvironment(), device.type == "cuda"
+    environment, on_gpu = LightningEnvironment(), job.device.type == "cuda"
     environment.set_global_rank(0)  # launchers' variables (`--heads auto`) do not make us a rank
     trainer = pl.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
-        devices=[device.index or 0] if on_gpu else 1,
+        devices=[job.device.index or 0] if on_gpu else 1,
         plugins=[environment, _WholeFiles()],
-        max_steps=steps,
+        max_steps=job.recipe.steps,
         callbacks=[callback, LambdaCallback(on_train_start=begin)],
         logger=False,  # `ValidationAndCheckpoints` has one
         enable_checkpointing=False,
