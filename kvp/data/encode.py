@@ -27,6 +27,10 @@ CHARACTERS = 40
 """More characters than a token has on average: a text with more of them for each is too long."""
 CHANGED = sys.maxsize
 """Count that stands for a prompt whose text the chat template changes."""
+CountTokens = Callable[[Sample], int]
+"""Tokens of a sample's prompt."""
+_FIRST_STEP = 32
+"""Units of the first step of `find_largest`, by which the cost of one is measured."""
 _STEPS = 4
 """Steps of `find_largest` whose size the last one's cost suggests, before they double at least."""
 
@@ -293,16 +297,22 @@ def evidence_tokens(
 
 
 def find_largest(
-    make: Callable[[int], T], tokens: Callable[[T], int], *, limit: int, smallest: int, what: str,
-    most: int | None = None, probe: int = 8, flag: str = "length",
-) -> T:  # fmt: skip
+    make: Callable[[int], T],
+    tokens: Callable[[T], int],
+    *,
+    limit: int,
+    smallest: int,
+    what: str,
+    most: int | None = None,
+    flag: str = "length",
+) -> T:
     """What `make` makes of the largest amount that has at most `limit` tokens.
 
     `make` is called with amounts from `smallest` to `most` and never costs less for more; without
-    `most` a unit is a token at least. The first step is of `probe` units, each further one of the
-    size that the last one's cost suggests, at least doubled after a few, until an amount is too
-    much; then interpolation and halving of the bracket in turn. Raises NoPromptError, naming
-    `--flag`, where even the smallest amount of `what` is too much.
+    `most` a unit is a token at least. Amounts grow by steps of the size that the last step's cost
+    suggests, at least doubled after a few, until one is too much. From then on the bracket is
+    narrowed by interpolation and halving in turn. Raises NoPromptError, naming `--flag`, where even
+    the smallest amount of `what` is too much.
     """
     fits, made = smallest, make(smallest)
     used = tokens(made)
@@ -312,7 +322,7 @@ def find_largest(
         )
     too_much = 1 + (smallest + limit - used if most is None else most)
     used_too_much: int | None = None
-    step, turn = probe, 0
+    step, turn = _FIRST_STEP, 0
     while too_much - fits > 1:
         if used_too_much is None:
             guess = fits + step

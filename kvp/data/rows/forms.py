@@ -12,10 +12,8 @@ from kvp.data.rows.values import RowError, name_in, plain_row, text_of, texts_of
 from kvp.data.splits import split_of
 from kvp.data.task import REPLY_TOKENS, Sample, Turn
 
-_ROLES = {
-    "user": "user", "prompter": "user", "human": "user",
-    "assistant": "assistant", "gpt": "assistant",
-}  # fmt: skip
+_USER, _ASSISTANT = ("user", "prompter", "human"), ("assistant", "gpt")
+"""Names of the two roles: OpenAI's, OpenAssistant's and ShareGPT's."""
 _TURN_KEYS = (("role", "from"), ("content", "value"))
 _ANSWERS = ("answer", "answers")
 """Columns with the texts of right answers; the first one that is there counts."""
@@ -83,7 +81,8 @@ def unread_keys(row: Mapping[str, Any], document: Document) -> set[str]:
 
 def role_of(name: object) -> str | None:
     """`user` or `assistant`, also by OpenAssistant's and ShareGPT's names."""
-    return _ROLES.get(name.strip().lower()) if isinstance(name, str) else None
+    known = name.strip().lower() if isinstance(name, str) else None
+    return "user" if known in _USER else "assistant" if known in _ASSISTANT else None
 
 
 def alternating_turns(turns: Sequence[object]) -> tuple[Turn, ...]:

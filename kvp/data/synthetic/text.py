@@ -69,8 +69,7 @@ def keep_drawn(series: Iterator[str]) -> Callable[[int], list[str]]:
     drawn: list[str] = []
 
     def take_first(count: int) -> list[str]:
-        while len(drawn) < count:
-            drawn.append(next(series))
+        drawn.extend(islice(series, max(0, count - len(drawn))))
         return drawn[:count]
 
     return take_first
@@ -78,10 +77,7 @@ def keep_drawn(series: Iterator[str]) -> Callable[[int], list[str]]:
 
 def draw_own(split: Split, draw: Callable[[], str]) -> str:
     """The first string drawn that belongs to `split`."""
-    while True:
-        text = draw()
-        if split_of(text) == split:
-            return text
+    return next(text for text in iter(draw, None) if split_of(text) == split)
 
 
 def draw_key(rng: random.Random, split: Split) -> str:

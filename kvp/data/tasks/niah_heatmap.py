@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from kvp.data.encode import count_prompt_tokens, find_largest
+from kvp.data.encode import CountTokens, count_prompt_tokens, find_largest
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import read_text
 from kvp.data.splits import Split, generated_split
@@ -73,6 +74,7 @@ class NiahHeatmapTask(ScoredByMetric):
             raise UsageError(f"--metric {metric}: {self.name} has {' or '.join(METRICS)}")
         split = generated_split(settings.split)
         essays, tally = read_text(settings.essays, "--essays")
+        count_tokens: CountTokens = partial(count_prompt_tokens, tokenizer=tokenizer)
 
         def make(index: int) -> Sample:
             depth, length = cells[index % len(cells)]
@@ -94,9 +96,8 @@ class NiahHeatmapTask(ScoredByMetric):
                 return replace(whole, context=f"{insert_needle(words[:amount], needle, depth)}\n")
 
             return find_largest(
-                make_sample, lambda sample: count_prompt_tokens(sample, tokenizer),
-                limit=length, smallest=0, what=self.name, flag="lengths",
-            )  # fmt: skip
+                make_sample, count_tokens, limit=length, smallest=0, what=self.name, flag="lengths"
+            )
 
         for first in range(0, min(settings.count, len(cells)), len(depths)):
             make(first)  # a length too small shows now

@@ -18,7 +18,7 @@ from functools import lru_cache, partial
 from itertools import chain, pairwise, repeat
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvp.data.encode import count_prompt_tokens, find_largest
+from kvp.data.encode import CountTokens, count_prompt_tokens, find_largest
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import read_text
 from kvp.data.splits import Split, generated_split
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Assignments = tuple[str, list[str]]  # a value, and the variables it is assigned to in turn
-CountTokens = Callable[[Sample], int]
 Maker = tuple[Callable[[int], Sample], int]
 """From an amount of haystack (lines, words or entries, as the task counts them) to the prompt with
 the same needles and answers, and the least amount."""
@@ -60,8 +59,6 @@ COMMON = 10
 LONG = 4096
 """Tokens from which RULER repeats the words of the list more often."""
 FWE_MAX_NEW_TOKENS = 50
-PROBE = 32
-"""Units of haystack by which the cost of one is measured."""
 _ATTEMPTS = 64
 """Needles that are drawn for a prompt before its length is refused."""
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
@@ -151,16 +148,10 @@ def _haystack_maker(
         return lambda amount: _in_essay(" ".join(words[:amount]), needles, depths)
     if variant.haystack == "noise":
         return lambda amount: _among_lines([NOISE] * amount, needles, inputs.rng("depths"))
-
-    def distractors() -> Iterator[str]:
-        rng = inputs.rng("distractors")
-        while True:
-            pair = variant.key(rng, inputs.split), variant.value(rng, inputs.split)
-            if pair[0] not in taken:
-                yield _needle(variant, pair)
-
-    first = keep_drawn(distractors())
-    return lambda amount: _among_lines(first(amount), needles, inputs.rng("depths"))
+    rng, split = inputs.rng("distractors"), inputs.split
+    pairs = iter(lambda: (variant.key(rng, split), variant.value(rng, split)), None)
+    distractors = keep_drawn(_needle(variant, pair) for pair in pairs if pair[0] not in taken)
+    return lambda amount: _among_lines(distractors(amount), needles, inputs.rng("depths"))
 
 
 def _among_lines(lines: list[str], needles: list[str], rng: random.Random) -> str:
@@ -356,9 +347,13 @@ def generate(
     )
     make, smallest = MAKERS[task](inputs, count_tokens)
     sample = find_largest(
-        make, count_tokens, limit=settings.length, smallest=smallest, what=task, probe=PROBE,
+        make,
+        count_tokens,
+        limit=settings.length,
+        smallest=smallest,
+        what=task,
         most=max(settings.length, smallest),  # each unit is a token at least
-    )  # fmt: skip
+    )
     return replace(sample, id=name, task=task)
 
 

@@ -15,13 +15,12 @@ from functools import partial
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
-from kvp.data.encode import count_prompt_tokens, find_largest
+from kvp.data.encode import CountTokens, count_prompt_tokens, find_largest
 from kvp.data.metrics import ScoredByMetric
 from kvp.data.rows.files import Tally, read_rows
 from kvp.data.rows.values import RowError, text_of, texts_of
 from kvp.data.splits import ALL, split_of
 from kvp.data.task import NoPromptError, Sample, Source, TaskSettings, blank_sample
-from kvp.data.tasks.ruler import PROBE, CountTokens
 from kvp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -237,9 +236,13 @@ class RulerQaTask(ScoredByMetric):
                 return document_prompt(blank, question, shown)
 
             return find_largest(
-                prompt, count_tokens, limit=length, smallest=len(own), what=self.name, probe=PROBE,
+                prompt,
+                count_tokens,
+                limit=length,
+                smallest=len(own),
+                what=self.name,
                 most=max(length, len(own)) if filling else len(own),
-            )  # fmt: skip
+            )
 
         return Source(size=len(fitting), make=make, notes=tuple(notes))
 

@@ -13,7 +13,7 @@ import re
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.resources import files
 from itertools import pairwise
 from statistics import median_low
@@ -107,8 +107,10 @@ class ScbenchTask(ScoredByMetric):
             return find_largest(
                 lambda amount: self._samples(*maker(amount), settings),
                 lambda samples: benchmarks.count_longest(samples, tokenizer),
-                limit=settings.length, smallest=0, what=self.name,
-            )  # fmt: skip
+                limit=settings.length,
+                smallest=0,
+                what=self.name,
+            )
 
         def make(index: int) -> Sample:
             sample = context(index // TURNS)[index % TURNS]
@@ -181,17 +183,22 @@ def _turn(turn: Mapping[str, Any], published: PublishedTask) -> AskedQuestion:
 
 def _shuffle_lines(
     inputs: synthetic.SampleInputs,
-    asked: Sequence[str],
-    others: Iterator[str],
-    turns: Sequence[AskedQuestion],
+    draw: Callable[[random.Random], str],
+    ask: Callable[[str], AskedQuestion],
     frame: tuple[str, str, str],
 ) -> ContextMaker:
-    """Lines in random order: `asked` and an amount of `others`; `frame`: before, between, after."""
-    drawn = synthetic.keep_drawn(others)
-    before, between, after = frame
+    """Lines in random order, of texts that are asked for and of an amount of others.
+
+    `draw` makes a text of one line or several, `ask` the question of a text. `frame` is what stands
+    before, between and after the lines.
+    """
+    rng, before, between, after = inputs.rng("asked"), *frame
+    asked = [draw(rng) for _ in range(TURNS)]
+    turns = [ask(text) for text in asked]
+    others = synthetic.keep_drawn(iter(partial(draw, inputs.rng("others")), None))
 
     def make(amount: int) -> SharedContext:
-        lines = [line for part in [*asked, *drawn(amount)] for line in part.splitlines()]
+        lines = [line for text in [*asked, *others(amount)] for line in text.splitlines()]
         inputs.rng("order").shuffle(lines)
         return before + between.join(lines) + after, turns
 
@@ -201,41 +208,34 @@ def _shuffle_lines(
 def key_value(inputs: synthetic.SampleInputs) -> ContextMaker:
     """A JSON object of uuids, and the values of some keys; the amount is the other keys."""
 
-    def pairs(part: str) -> Iterator[str]:
-        rng = inputs.rng(part)
-        while True:
-            key, value = (synthetic.draw_uuid(rng, inputs.split) for _ in range(2))
-            yield f"{json.dumps(key)}: {json.dumps(value)}"
+    def draw(rng: random.Random) -> str:
+        key, value = (synthetic.draw_uuid(rng, inputs.split) for _ in range(2))
+        return f"{json.dumps(key)}: {json.dumps(value)}"
 
-    asked = synthetic.keep_drawn(pairs("asked"))(TURNS)
-    turns: list[AskedQuestion] = []
-    for pair in asked:
+    def ask(pair: str) -> AskedQuestion:
         key, value = pair.split(": ")
         question = f"Key: {key}\nThe value associated with the specified key is: "
-        turns.append((question, (json.loads(value),)))
-    return _shuffle_lines(inputs, asked, pairs("others"), turns, ("JSON data:\n{", ",\n", "}"))
+        return question, (json.loads(value),)
+
+    return _shuffle_lines(inputs, draw, ask, ("JSON data:\n{", ",\n", "}"))
 
 
 def hash_hop(inputs: synthetic.SampleInputs) -> ContextMaker:
     """Assignments of hashes to hashes in any order; the amount is the chains not asked for."""
 
-    def chains(part: str) -> Iterator[str]:
-        rng = inputs.rng(part)
-        while True:
-            hashes = [
-                synthetic.draw_name(rng, inputs.split, 8, string.ascii_letters)
-                for _ in range(HOPS + 1)
-            ]
-            yield "\n".join(f"{name} = {value}" for name, value in pairwise(hashes))
+    def draw(rng: random.Random) -> str:
+        hashes = [
+            synthetic.draw_name(rng, inputs.split, 8, string.ascii_letters) for _ in range(HOPS + 1)
+        ]
+        return "\n".join(f"{name} = {value}" for name, value in pairwise(hashes))
 
-    asked = synthetic.keep_drawn(chains("asked"))(TURNS)
-    turns: list[AskedQuestion] = []
-    for chain in asked:
+    def ask(chain: str) -> AskedQuestion:
         first, *_, last = chain.split()
         question = f"Start at {first} and follow {HOPS} assignments. Which hash do you arrive at?"
-        turns.append((question, (last,)))
+        return question, (last,)
+
     header = "Each line assigns one hash to another one.\n\n"
-    return _shuffle_lines(inputs, asked, chains("others"), turns, (header, "\n", ""))
+    return _shuffle_lines(inputs, draw, ask, (header, "\n", ""))
 
 
 _EXTREMES = {
@@ -259,18 +259,13 @@ def math_find(inputs: synthetic.SampleInputs) -> ContextMaker:
     low = rng.randrange(1000, 5000)
     high = low + rng.randrange(1000, 4900)
     kinds = rng.sample([*_EXTREMES, "median"], TURNS)
-
-    def numbers() -> Iterator[str]:
-        rng = inputs.rng("numbers")
-        while True:
-            number = synthetic.draw_number(rng, inputs.split, digits=4)
-            if low <= int(number) < high:
-                yield number
-
-    drawn = synthetic.keep_drawn(numbers())
+    draw = partial(synthetic.draw_number, inputs.rng("numbers"), inputs.split, digits=4)
+    numbers = synthetic.keep_drawn(
+        number for number in iter(draw, None) if low <= int(number) < high
+    )
 
     def make(amount: int) -> SharedContext:
-        values = [int(number) for number in drawn((amount + 7) // 2 * 2 + 1)]
+        values = [int(number) for number in numbers((amount + 7) // 2 * 2 + 1)]
         ranked = sorted(set(values))
         answers = {kind: ranked[place] for kind, place in _EXTREMES.items()}
         answers["median"] = median_low(values)
