@@ -46,8 +46,12 @@ class CollectConfig(
 
     ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
     MINIMUMS: ClassVar[settings.Bounds] = {
-        "train": 0, "validation": 0, "test": 0, "max_new_tokens": 1, "batch_size": 1,
-    }  # fmt: skip
+        "train": 0,
+        "validation": 0,
+        "test": 0,
+        "max_new_tokens": 1,
+        "batch_size": 1,
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from rich.filesize import decimal
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from kvp.artifacts.addresses import ObjectPath, Place, files_below, place
 from kvp.artifacts.claim import check_folder
@@ -18,6 +18,7 @@ from kvp.data.sources import CollectionPlan, data_identity, plan_collection
 from kvp.data.task import TaskSettings
 from kvp.devices import device_of_rank, torch_device
 from kvp.errors import StoreError
+from kvp.geometry import Geometry
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import load_configured_model, load_configured_tokenizer
 from kvp.hf.model_access import known_output_gram
@@ -33,8 +34,7 @@ from trace_collect.config import CollectConfig
 COMPRESSED = {"float32": 0.9, "float16": 0.7, "bfloat16": 0.7}
 """Share of the raw bytes that compression leaves, cautiously; 16-bit traces measured 0.69."""
 _COUNTED = 64
-"""Prompts, evenly spread, whose tokens say how many all have: what a store takes is said, and a
-disk that is too small refused, before the weights are loaded."""
+"""Prompts whose tokens are counted to estimate the size of the store before weights are loaded."""
 
 
 def run(config: CollectConfig) -> None:
@@ -47,19 +47,18 @@ def run(config: CollectConfig) -> None:
     check_reach(model_config, config.model, config.length, config.max_new_tokens)
     if config.engine == "local" and not config.dry_run:  # Ray's workers have their own devices
         torch_device(config.device)
-    tokenizer = load_configured_tokenizer(config)
+    geometry, tokenizer = geometry_of(model_config), load_configured_tokenizer(config)
     prompts = plan_prompts(config, tokenizer)
     out, total = place(config.out), len(prompts)
     missing = total
     if config.out and check_folder(out, STORE, identity_of(config, prompts, tokenizer, None)):
         missing -= len(list_committed(out))
     if config.dry_run:
-        announce(config, model_config, prompts, total, tokenizer)
+        announce(config, geometry, total, mean_tokens(prompts, tokenizer))
         print("dry run: nothing was written")
         return
     if missing:
-        needed = announce(config, model_config, prompts, missing, tokenizer)
-        check_disk(out, needed)
+        check_disk(out, announce(config, geometry, missing, mean_tokens(prompts, tokenizer)))
     if config.engine == "ray" and missing:
         with Progress("collecting", total, completed=total - missing) as bar:
             do_with_ray(run, config, config.device, lambda: bar.update(len(list_committed(out))))
@@ -90,9 +89,11 @@ def plan_prompts(config: CollectConfig, tokenizer: PreTrainedTokenizerBase) -> C
 
 
 def identity_of(
-    config: CollectConfig, prompts: CollectionPlan, tokenizer: PreTrainedTokenizerBase,
+    config: CollectConfig,
+    prompts: CollectionPlan,
+    tokenizer: PreTrainedTokenizerBase,
     weights: str | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What decides the content of a store: a resumed run must repeat all of it.
 
     `weights` is their digest (`kvp.hf.model_identity.weights_digest`), None before they are loaded.
@@ -109,19 +110,22 @@ def identity_of(
     }
 
 
-def announce(
-    config: CollectConfig, model: PreTrainedConfig, prompts: CollectionPlan, missing: int,
-    tokenizer: PreTrainedTokenizerBase,
-) -> int:  # fmt: skip
-    """Print what a store of the missing sequences takes; its bytes on disk, about."""
+def mean_tokens(prompts: CollectionPlan, tokenizer: PreTrainedTokenizerBase) -> float:
+    """Mean number of tokens of a prompt, over at most `_COUNTED` prompts, evenly spread."""
     spaced = [prompts[index] for index in range(0, len(prompts), -(-len(prompts) // _COUNTED))]
-    mean = sum(count_prompt_tokens(sample, tokenizer) for sample in spaced) / len(spaced)
+    return sum(count_prompt_tokens(sample, tokenizer) for sample in spaced) / len(spaced)
+
+
+def announce(config: CollectConfig, geometry: Geometry, missing: int, mean: float) -> int:
+    """Print what the missing sequences take, for prompts of `mean` tokens; returns bytes on disk.
+
+    Both are estimates.
+    """
     tokens = min(round(missing * (mean + config.max_new_tokens)), missing * config.max_tokens)
-    raw = planned_bytes(
-        geometry_of(model), dtype=config.dtype, tokens=tokens, labels=len(config.label_list)
-    )
+    labels = len(config.label_list)
+    raw = planned_bytes(geometry, dtype=config.dtype, tokens=tokens, labels=labels)
     on_disk = round(raw * COMPRESSED[config.dtype])
-    print(f"{missing} sequences, about {tokens} tokens; {geometry_of(model)}, {config.dtype}")
+    print(f"{missing} sequences, about {tokens} tokens; {geometry}, {config.dtype}")
     print(f"about {decimal(raw)}, {decimal(on_disk)} on disk after lossless compression")
     return on_disk
 
@@ -150,9 +154,12 @@ def _collect(config: CollectConfig, prompts: CollectionPlan) -> None:
         model.config, dtype=config.dtype, max_tokens=config.max_tokens
     )
     store_plan = StorePlan(
-        geometry=geometry_of(model.config), dtype=config.dtype, max_tokens=config.max_tokens,
-        sequences=len(prompts), labels=config.label_list,
-    )  # fmt: skip
+        geometry=geometry_of(model.config),
+        dtype=config.dtype,
+        max_tokens=config.max_tokens,
+        sequences=len(prompts),
+        labels=config.label_list,
+    )
     manifest = run_manifest(
         config.recorded_settings(),
         seed=config.seed,
