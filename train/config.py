@@ -48,8 +48,10 @@ class ValidationConfig(Group):
     """Steps between checkpoints, the most a killed run loses."""
 
     MINIMUMS: ClassVar[Bounds] = {
-        "validate_every": 1, "validation_contexts": 1, "checkpoint_every": 1,
-    }  # fmt: skip
+        "validate_every": 1,
+        "validation_contexts": 1,
+        "checkpoint_every": 1,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

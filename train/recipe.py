@@ -131,9 +131,14 @@ class ContextSettings(Group):
     """Future tokens whose attention counts; 0 = all."""
 
     MINIMUMS: ClassVar[Bounds] = {
-        "contexts": 1, "compress_prompt": 0, "compress_context": 0, "compress_uniform": 0,
-        "sequences": 0, "min_prefix": 2, "future_max": 0,
-    }  # fmt: skip
+        "contexts": 1,
+        "compress_prompt": 0,
+        "compress_context": 0,
+        "compress_uniform": 0,
+        "sequences": 0,
+        "min_prefix": 2,
+        "future_max": 0,
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

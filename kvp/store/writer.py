@@ -39,9 +39,14 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
 
     @classmethod
     def create_or_resume(
-        cls, path: str | Place, plan: StorePlan, manifest: Mapping[str, Any],
-        output_gram: Tensor | None = None, *, shared: bool = False,
-    ) -> TraceWriter:  # fmt: skip
+        cls,
+        path: str | Place,
+        plan: StorePlan,
+        manifest: Mapping[str, Any],
+        output_gram: Tensor | None = None,
+        *,
+        shared: bool = False,
+    ) -> TraceWriter:
         """Begin a store, or continue one of the same identity and plan.
 
         The entry "identity" of `manifest` (a JSON object: model, data, seed, ...) is what a

@@ -37,10 +37,11 @@ CHARTS = {
         "loss or reward": ["Multiline", ["train/(loss|reward)$"]],
         "held-out skill, by layer": ["Multiline", ["skill_by_layer/.*"]],
         f"attention kept with {CHARTED_BUDGET} of the cache, by layer": [
-            "Multiline", ["kept_by_layer/.*"],
+            "Multiline",
+            ["kept_by_layer/.*"],
         ],
     }
-}  # fmt: skip
+}
 """What TensorBoard's page of custom scalars shows."""
 
 
