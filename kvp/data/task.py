@@ -41,7 +41,8 @@ _TUPLES = {
 """Fields that are tuples, and what they hold."""
 _OTHERS = {"max_new_tokens": int, "chat_template": bool, "labels": Mapping}
 """Types of the other fields that are no text."""
-_INPUT = {"input": True}  # metadata of the settings in `INPUT_FLAGS`
+INPUT_FLAGS = ("essays", "squad", "hotpotqa", "chat", "text", "data")
+"""Settings that name files that prompts come from: their content is part of a run's identity."""
 
 
 def context_name(context: str) -> str:
@@ -178,12 +179,12 @@ class TaskSettings:
     """Most prompt tokens, chat template and answer prefix included; the reply comes on top."""
     needs_reply: bool = False
     """Leave out rows that have no answer and no reply to measure or to force."""
-    essays: str | None = field(default=None, metadata=_INPUT)
-    squad: str | None = field(default=None, metadata=_INPUT)
-    hotpotqa: str | None = field(default=None, metadata=_INPUT)
-    chat: str | None = field(default=None, metadata=_INPUT)
-    text: str | None = field(default=None, metadata=_INPUT)
-    data: str | None = field(default=None, metadata=_INPUT)
+    essays: str | None = None
+    squad: str | None = None
+    hotpotqa: str | None = None
+    chat: str | None = None
+    text: str | None = None
+    data: str | None = None
     metric: str | None = None
     tree_paths: str = "best"
     depths: tuple[float, ...] | None = None
@@ -206,10 +207,6 @@ class TaskSettings:
     def shuffle_in_order(self, items: list[Any]) -> None:
         """Shuffle what the split has of some data; the split and the seed draw the order."""
         random.Random(f"order/{self.split}/{self.seed}").shuffle(items)
-
-
-INPUT_FLAGS = tuple(setting.name for setting in fields(TaskSettings) if setting.metadata)
-"""Settings that name files that prompts come from: their content is part of a run's identity."""
 
 
 @runtime_checkable
