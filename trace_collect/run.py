@@ -117,9 +117,9 @@ def mean_tokens(prompts: CollectionPlan, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def announce(config: CollectConfig, geometry: Geometry, missing: int, mean: float) -> int:
-    """Print what the missing sequences take, for prompts of `mean` tokens; returns bytes on disk.
+    """Print about what the missing sequences take, and return the bytes on disk.
 
-    Both are estimates.
+    `mean` is the mean number of tokens of a prompt.
     """
     tokens = min(round(missing * (mean + config.max_new_tokens)), missing * config.max_tokens)
     labels = len(config.label_list)

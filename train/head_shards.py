@@ -51,7 +51,7 @@ def own_heads(config: TrainConfig) -> TrainConfig:
 
 
 def share_of_heads(rank: Rank, total: int) -> range:
-    """Consecutive heads of a process, as many as every other's or one more; UsageError for none."""
+    """Heads of one process, consecutive; shares differ by at most one. UsageError for none."""
     if rank.count > total:
         raise UsageError(f"--heads auto: {rank.count} processes, but only {total} KV heads")
     return range(rank.index * total // rank.count, (rank.index + 1) * total // rank.count)

@@ -155,7 +155,7 @@ class RecipeSettings(ObjectiveSettings, RankerSettings, OptimizerSettings, Conte
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(RecipeSettings):
-    """All that decides the weights, given training data and seed; what stands here has no flag."""
+    """All that decides the weights, given training data and seed; its own fields have no flags."""
 
     architecture: Literal["fourier", "paper"] = "fourier"
     """Ranker architecture (`policies.ranker`): fourier (positions as features) or paper (a table

@@ -33,7 +33,7 @@ _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for another server, AWS_ENDPOINT_URL",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT",
 }
-"""Kinds of addresses, and where their credentials come from."""
+"""Scheme of an address -> the environment variables of its credentials, for messages."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class ObjectPath:
     def write_bytes(self, content: bytes, *, new: bool = False) -> bool:
         """Replace the object as a whole: readers see the old or the new one, never a part.
 
-        False where it is to be `new` and there is one of other content; of several programs that
-        create one (`If-None-Match`), one gets True.
+        With `new` it is only created: the result is False where an object of other content is there
+        already. Of several programs that create it at once (`If-None-Match`), one gets True.
         """
         mode = "create" if new else "overwrite"
         try:
@@ -134,7 +134,7 @@ Place = Path | ObjectPath
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is written as an address, also of a kind that kvp does not know."""
+    """Whether a text has the form of an address; its scheme may be one that kvp does not know."""
     return _ADDRESS.fullmatch(text) is not None
 
 
@@ -169,7 +169,7 @@ def size_of(path: Place) -> int | None:
 
 
 def read_ranges(path: Place, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-    """The bytes [start, stop) of a file, for each; fewer where it ends before."""
+    """The bytes of a file in each span [start, stop); fewer where the file ends before `stop`."""
     if isinstance(path, ObjectPath):
         starts, ends = zip(*spans, strict=True)
         parts = path.ask(lambda store: store.get_ranges(path.key, starts=starts, ends=ends))
@@ -179,7 +179,7 @@ def read_ranges(path: Place, spans: Sequence[tuple[int, int]]) -> list[bytes]:
 
 
 def files_below(folder: Place) -> Iterator[tuple[str, int]]:
-    """POSIX paths, relative to a folder, and bytes of all its files; what vanishes is left out."""
+    """Relative POSIX path and bytes of each file in a folder; files that vanish are left out."""
     if isinstance(folder, ObjectPath):
         prefix = f"{folder.key}/" if folder.key else ""
         pages = folder.ask(lambda store: [*store.list(prefix or None)])

@@ -139,8 +139,9 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
     ) -> OutputFolder:
         """Make or take over a folder for this process, or for it and other workers (`shared`).
 
-        `identity` holds JSON values; `optional` ones may be left to `refresh`. Raises the kind's
-        error where `check_folder` refuses it, another process writes it, or it cannot be made.
+        `identity` holds JSON values; entries that are `optional` may follow by `refresh`. Raises
+        the kind's error where another process writes the folder, where it cannot be made, and where
+        it is a file, holds something else, or was begun with another identity.
         """
         check_folder(path, kind, identity)
         folder = cls(path, kind, shared=shared)
@@ -159,8 +160,9 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         return made
 
     def refresh(self, identity: Mapping[str, Any]) -> None:
-        """Read the marker again; the kind's error where it differs from what is known by now, in
-        `optional` entries or because another worker has begun the folder meanwhile.
+        """Read the marker again and compare it with an identity whose `optional` entries are known.
+
+        Raises the kind's error where they differ: another worker may have begun the folder.
         """
         marker = self.existing_marker = self._kind.read_marker(self.path)
         if marker and (different := self._kind.differences(marker, identity)):
@@ -194,7 +196,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             rmtree(self._copy, ignore_errors=True)
             self._copy = None
         if self._close.alive:
-            # Of what has taken its place nothing is ours.
+            # Where another folder has taken its place, nothing there is deleted.
             if self._is_there() and _locked(self._handle, fcntl.LOCK_EX):
                 for name in [n for n, _ in files_below(self._here) if is_partial(n)]:
                     (self._here / name).unlink(missing_ok=True)
@@ -227,8 +229,11 @@ def _locked(handle: int, mode: int) -> bool:
 def check_folder(
     path: Place, kind: FolderKind, identity: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """The marker of a folder, or None; the kind's error if `claim` refuses it. Writes nothing."""
-    # Asked in this order, because another worker may make the folder in between.
+    """The marker of a folder, None if it is new or empty; writes nothing.
+
+    Raises the kind's error for a file, for a folder of something else, and for another identity.
+    """
+    # `exists` is asked before `is_dir`: another worker may make the folder in between.
     if path.exists() and not (isinstance(path, Path) and path.is_dir()):
         raise kind.error(f"--out {path} is a file; name a folder")
     marker = kind.read_marker(path)

@@ -135,7 +135,7 @@ def check_claims(path: Place) -> None:
 def replacing(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
     """Yield a stream for new content; it takes the place of `path` unless the block fails.
 
-    FileExistsError, and nothing is written, where it is to be `new` and there is a file by then.
+    With `new` a file that is there stays as it is, and FileExistsError is raised.
     """
     partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
     with naming(path):
@@ -191,8 +191,8 @@ def naming(path: Place) -> Iterator[None]:
 def atomic_write_bytes(path: Place, content: bytes, *, new: bool = False) -> bool:
     """Write a file as a whole, or not at all: OSError, in an object store AddressError.
 
-    False, and nothing is written, where it is to be `new` and there is another file: of several
-    programs that create one, on this machine or others, one gets True.
+    With `new` a file that is there stays as it is, and the result is False: of several programs
+    that create it at once, on this machine or others, one gets True.
     """
     if isinstance(path, ObjectPath):
         return path.write_bytes(content, new=new)
@@ -204,7 +204,7 @@ def atomic_write_bytes(path: Place, content: bytes, *, new: bool = False) -> boo
 
 
 def copy_files(source: Place, target: Place, names: Iterable[str]) -> None:
-    """Copy files, by their POSIX path in `source`, in this order; those that are there."""
+    """Copy files, named by POSIX paths in `source`, in this order; missing ones are skipped."""
     for name in names:
         with suppress(FileNotFoundError):
             content = (source / name).read_bytes()

@@ -265,7 +265,7 @@ BENCHMARK_METRICS: Mapping[str, Metric] = {
     "choice_letter": choice_letter,
     "rouge_l_sum": rouge_l_sum,
 }
-"""Those of benchmarks alone, without `CLASSIFICATION`."""
+"""Metrics that only benchmarks name, except `CLASSIFICATION`, which has one more argument."""
 METRIC_NAMES = (*METRICS, NONE)
 """Everything that `metric` of a row may be."""
 

@@ -99,8 +99,8 @@ class _Labelled(NamedTuple):
     importance: Tensor
     """[A, N] float32 label of a point."""
     queries: Tensor | None
-    """The last queries of the point, [L, H, G, W, D], where rankers read them; a sixth of the
-    features of 1,024 tokens that are made of them."""
+    """The last queries of the point, [L, H, G, W, D], where rankers read them. They are kept in
+    place of the features made of them, which take six times the memory for 1,024 tokens."""
 
 
 class ContextSource:
@@ -125,8 +125,8 @@ class ContextSource:
         self.device = device or torch.device("cpu")
         self._turn = threading.Lock()
         self._trace_memory = LRUCache[Any, Any](memory_bytes * 3 // 4, _size)
-        """Keys and values by ("kv", sequence), queries, which new labels alone need, by
-        ("queries", sequence)."""
+        """By ("kv", sequence) keys and values; by ("queries", sequence) queries, which are needed
+        only while labels and recent queries of new points are computed."""
         self._label_memory = LRUCache[Any, Any](memory_bytes // 4, _size)
 
     def context(self, point: CompressionPoint) -> RankingContext:

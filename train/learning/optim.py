@@ -66,9 +66,10 @@ class Muon(torch.optim.Optimizer):
 
 
 def is_matrix(name: str, weight: Tensor) -> bool:
-    """Whether a parameter of a ranker is a matrix per network that maps vectors to vectors.
+    """Whether a parameter of a ranker is a stack of matrices that map vectors to vectors.
 
-    Not: position tables (rows are looked up one by one), the last layer (one output), vectors.
+    Tables of positions, whose rows are looked up one by one, the last layer, which has one output,
+    and vectors are not.
     """
     return name.endswith("_weight") and weight.dim() == 3 and weight.shape[2] > 1
 

@@ -83,9 +83,10 @@ def validate_rankers(
     geometry: Geometry | None = None,
     heads: range = range(0),
 ) -> HeldOut:
-    """Validate `rankers`; with a model's geometry and the `heads` that they rank, heuristics, too.
+    """Validate `rankers` on contexts; raises ValueError where there are none.
 
-    Raises ValueError without contexts.
+    With a `geometry`, the model's, the heuristics are measured as well; `heads` are then the heads
+    of the model that the rankers rank.
     """
     skills, compared = [], []
     losses: dict[str, list[Tensor]] = {str(budget): [] for budget in VALIDATED_BUDGETS}

@@ -39,9 +39,10 @@ def row_samples(
     """The samples of a file, a folder or a hub data set in one split, in a seeded order.
 
     Rows that cannot be used are skipped and counted in notes; with `settings.needs_reply`, so are
-    those without an answer or a reply. `task` names the samples, otherwise the data do; with
-    `dialogues` rows of other forms are left out. Where several questions have one context, the ids
-    of their samples end with its name. Raises UsageError naming `flag` where no row can be used.
+    those without an answer or a reply. Samples are of the task `task`, without it of one that is
+    named as the data; with `dialogues` rows of other forms are left out. Where several questions
+    have one context, the ids of their samples end with its name. Raises UsageError naming `flag`
+    where no row can be used.
     """
     documents, tally = read_documents(data, flag, settings)
     of_split = [document for document in documents if settings.split in (document.split, ALL)]

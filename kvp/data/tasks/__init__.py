@@ -63,7 +63,8 @@ def is_built_in(task: Task) -> bool:
 
 
 def named_tasks(tasks: Iterable[str | Task]) -> str:
-    """What `--tasks` would say for names and task objects, which become known by their names.
+    """What `--tasks` would say for names and task objects; `find_task` knows the objects from now.
+
     Raises UsageError for an object that is no task, or has the name of another one.
     """
     made = [one if isinstance(one, str) else _check_task(one, f"task {one!r}") for one in tasks]
