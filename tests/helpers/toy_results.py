@@ -82,7 +82,7 @@ def reply_records():
         ("full", None, (10.0, 30.0)),
         ("knorm", "25%", (20.0, 60.0)),
         ("knorm", "50%", (10.0, 50.0)),
-    ):  # fmt: skip
+    ):
         for example, tokens, loss in zip(("d1", "d2"), (10, 30), nll, strict=True):
             records.append(
                 result_record(

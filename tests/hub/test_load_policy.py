@@ -45,7 +45,7 @@ def test_a_path_that_exists_wins(cached, policy_folder, tmp_path):
         ("runs/a/policies", "there is no folder 'runs/a/policies': a policy is"),
         ("policies", "there is no folder 'policies': a policy is"),
     ],
-)  # fmt: skip
+)
 def test_what_is_nowhere_is_one_line(cached, name, message, one_line):
     with one_line(PolicyError) as raised:
         load_policy(name)
@@ -88,9 +88,7 @@ def test_a_revision_is_a_tag_or_a_commit(hub, policy_folder):
         name: find_policy(name).commit
         for name in ("org/gates", "org/gates@v1.0", f"org/gates@{first}")
     }
-    assert commits == {
-        "org/gates": second, "org/gates@v1.0": first, f"org/gates@{first}": first
-    }  # fmt: skip
+    assert commits == {"org/gates": second, "org/gates@v1.0": first, f"org/gates@{first}": first}
 
 
 def test_what_the_hub_refuses_is_one_line(hub, policy_folder, one_line):

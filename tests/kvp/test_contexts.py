@@ -40,13 +40,13 @@ def test_a_context_comes_back_as_it_was(context, tmp_path):
 
 
 FOREIGN = {
-    "renamed": lambda path, context: replace(
-        context, keys=[-keys for keys in context.keys]
-    ).write(path.parent).replace(path),
+    "renamed": lambda path, context: (
+        replace(context, keys=[-keys for keys in context.keys]).write(path.parent).replace(path)
+    ),
     "kvp compress": lambda path, context: write_safetensors(path, context.tensors, {}),
     "no regular file": lambda path, _: path.symlink_to(path.rename(path.parent / "there")),
     "its header has 33,554,": lambda path, _: path.write_bytes((2**25).to_bytes(8, "little")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("expected", FOREIGN)

@@ -19,10 +19,9 @@ from kvp.program.table import train
 def _weights(policy):
     """Files of the heads, and what their index says of them."""
     index = json.loads((policy / "policy.json").read_bytes())
-    return {
-        name: (policy / name).read_bytes()
-        for name in index["files"]
-    } | {"held_out": json.dumps([index["held_out"], index["calibration"]]).encode()}  # fmt: skip
+    return {name: (policy / name).read_bytes() for name in index["files"]} | {
+        "held_out": json.dumps([index["held_out"], index["calibration"]]).encode()
+    }
 
 
 def test_training_from_s3_equals_training_from_a_disk(on_s3, trained, training, prefix, capsys):

@@ -121,7 +121,7 @@ def test_a_module_of_the_working_folder_is_found():
         ("kvzab", "unknown method 'kvzab' (did you mean kvzap?): choose from random, "),
         ("snapkv+my_methods:Plain", "allocator my_methods:Plain is no allocator: it takes name"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_one_line(spec, message, one_line):
     with one_line(UsageError) as error:
         make_method(spec)

@@ -26,7 +26,7 @@ def folder(tmp_path):
     """A folder with every file that kvp eval writes."""
     return write_results(
         tmp_path / "r", records=[*answer_records(), *reply_records()], timing=timing_records()
-    )  # fmt: skip
+    )
 
 
 def _change(folder, name, **changes):

@@ -264,7 +264,7 @@ def test_savings_stand_below_the_sentence(tmp_path, open_page):
         {**each, "cache_bytes": 1e6 if each["method"] == "full" else 250e3}
         for each in answer_records()
         if each["method"] in ("full", "knorm") and each["protected"] != (each["method"] == "full")
-    ]  # fmt: skip
+    ]
     folder = write_results(tmp_path / "r", records=records, timing=timing_records())
     _report(folder)
     page = open_page(folder / "report.html")

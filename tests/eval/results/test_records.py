@@ -40,9 +40,7 @@ def test_merging_replaces_records_of_the_same_key_only(tmp_path):
     path = tmp_path / "timing.jsonl"
     merge_records(path, [{"m": "a", "s": 1}, {"m": "b", "s": 2}], ["m"])
     merge_records(path, [{"m": "b", "s": 3}, {"m": "c", "s": 4}], ["m"])
-    assert list(read_records(path)) == [
-        {"m": "a", "s": 1}, {"m": "b", "s": 3}, {"m": "c", "s": 4},
-    ]  # fmt: skip
+    assert list(read_records(path)) == [{"m": "a", "s": 1}, {"m": "b", "s": 3}, {"m": "c", "s": 4}]
     assert [entry.name for entry in tmp_path.iterdir()] == ["timing.jsonl"]
 
 

@@ -13,9 +13,7 @@ from kvp.errors import UsageError
 
 
 def make_settings(data="ruler", **changes):
-    given = {
-        "tasks": ("niah_single_2", "niah_multikey_2"), "count": 6, "seed": 1, "length": 1600,
-    }  # fmt: skip
+    given = {"tasks": ("niah_single_2", "niah_multikey_2"), "count": 6, "seed": 1, "length": 1600}
     return TaskSettings(data=data, **(given | changes))
 
 

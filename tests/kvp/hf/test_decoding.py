@@ -17,7 +17,7 @@ def test_greedy_answers_are_those_of_generate(qwen, prompt):
     ids = prompt(20, batch=3)
     whole = qwen.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12
-    )[:, 20:].tolist()  # fmt: skip
+    )[:, 20:].tolist()
     ends = (whole[0][4], whole[2][0])
     expected = []
     for answer in whole:

@@ -155,7 +155,7 @@ BYTES = {
     "endless fields": (0, 2**60, KIND),
     "no name": (0, 0, b""),
     "half a character": (0, 1, field("general.architecture", 8, text(b"\xff"))),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BYTES)

@@ -22,12 +22,10 @@ BLOCKS = {"a": 3, "b": 2}
 STEPS = {
     "decoding": [("a", 3, 1), ("b", 33, 1), ("a", 5, 1)],
     "reading": [("a", 19, 19), ("b", 33, 4)],
-    "decoding with others": [
-        (None, 9, 1), ("b", 33, 1), (None, 60, 1), ("a", 5, 1), ("b", 2, 1)
-    ],
+    "decoding with others": [(None, 9, 1), ("b", 33, 1), (None, 60, 1), ("a", 5, 1), ("b", 2, 1)],
     "mixed": [("a", 6, 6), (None, 33, 33), (None, 60, 1), ("b", 2, 1), ("a", 18, 13)],
     "no context": [(None, 9, 9), (None, 60, 1)],
-}  # fmt: skip
+}
 """Requests of a step: context or None, tokens after it, how many of them are computed."""
 
 

@@ -115,20 +115,19 @@ def layers_of(config):
     shape = (8, 2, BLOCK, config.num_key_value_heads, config.head_dim)
     return {
         f"layers.{index}.attn": SimpleNamespace(
-            impl=Backend, kv_cache=torch.randn(shape), num_kv_heads=shape[3],
-            head_size=shape[4],
+            impl=Backend, kv_cache=torch.randn(shape), num_kv_heads=shape[3], head_size=shape[4]
         )
         for index in range(config.num_hidden_layers)
-    }  # fmt: skip
+    }
 
 
 def step_of(**tokens):
     """A step of vLLM that computes so many first tokens of the requests that are named."""
     return SimpleNamespace(
-        num_scheduled_tokens=tokens, scheduled_new_reqs=[
-            SimpleNamespace(req_id=name, num_computed_tokens=0) for name in tokens
-        ], scheduled_cached_reqs=SimpleNamespace(req_ids=(), num_computed_tokens=()),
-    )  # fmt: skip
+        num_scheduled_tokens=tokens,
+        scheduled_new_reqs=[SimpleNamespace(req_id=name, num_computed_tokens=0) for name in tokens],
+        scheduled_cached_reqs=SimpleNamespace(req_ids=(), num_computed_tokens=()),
+    )
 
 
 def asked(ids, **changes):

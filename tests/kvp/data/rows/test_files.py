@@ -35,7 +35,7 @@ def write_parquet(path):
         ("c.json", lambda path: path.write_text("\n".join(map(json.dumps, ROWS)))),
         ("[a].parquet", write_parquet),
     ],
-)  # fmt: skip
+)
 def test_files_of_every_kind_are_read(tmp_path, name, write):
     write(tmp_path / name)
     result = [document.text for document in documents(str(tmp_path / name))]
