@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from questions import documents, print_and_score
+from questions import add_flags, documents, print_and_score
 from servers import answering, free_port
 
 from kvp import load_model, load_policy
@@ -36,16 +36,7 @@ def main() -> None:
     parser.add_argument("server", help="the program llama-server")
     parser.add_argument("gguf", help="the model's file")
     parser.add_argument("--policy", default="smollm2-135m-instruct-kv", help="default: %(default)s")
-    parser.add_argument(
-        "--budget", default="12.5%", help="tokens that every KV head keeps; default: %(default)s"
-    )
-    parser.add_argument("--rows", help="a file of questions of your own (docs/data.md)")
-    parser.add_argument(
-        "--prompts",
-        type=int,
-        default=30,
-        help="the first questions of --rows; default: %(default)s",
-    )
+    add_flags(parser, "tokens that every KV head keeps")
     given = parser.parse_args()
     if shutil.which(given.server) is None:
         raise UsageError(f"{given.server} is no program: give the path of llama-server")

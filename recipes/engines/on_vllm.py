@@ -26,7 +26,7 @@ try:
     from openai import OpenAI, OpenAIError
 except ImportError:
     sys.exit("on_vllm.py needs vllm and openai: README, Serve it, has the commands")
-from questions import documents, print_and_score
+from questions import add_flags, documents, print_and_score
 from servers import answering, free_port
 from transformers import AutoConfig
 
@@ -49,16 +49,7 @@ def main() -> None:
         default="nano",
         help="reads keys and values alone; or POLICY+ALLOCATOR; default: %(default)s",
     )
-    parser.add_argument(
-        "--budget", default="12.5%", help="tokens that stay of each document; default: %(default)s"
-    )
-    parser.add_argument("--rows", help="a file of questions of your own (docs/data.md)")
-    parser.add_argument(
-        "--prompts",
-        type=int,
-        default=30,
-        help="the first questions of --rows; default: %(default)s",
-    )
+    add_flags(parser, "tokens that stay of each document")
     given = parser.parse_args()
     model = str(nano()) if given.model == "nano" else given.model
     policy_of(given.policy, geometry_of(AutoConfig.from_pretrained(model)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 from operator import attrgetter
 from pathlib import Path
@@ -29,6 +30,16 @@ WORDS = 700
 """Words of each document."""
 Document = tuple[str, list[Sample]]
 """A text, and the questions about it: each is fed as `question + answer_prefix`."""
+
+
+def add_flags(parser: argparse.ArgumentParser, kept: str) -> None:
+    """Give a parser the flags of both demonstrations; `kept` says what a budget keeps."""
+    shown = "default: %(default)s"
+    parser.add_argument("--budget", default="12.5%", help=f"{kept}; {shown}")
+    parser.add_argument("--rows", help="a file of questions of your own (docs/data.md)")
+    parser.add_argument(
+        "--prompts", type=int, default=30, help=f"the first questions of --rows; {shown}"
+    )
 
 
 def documents(rows: str | None, prompts: int, tokenizer: PreTrainedTokenizerBase) -> list[Document]:
