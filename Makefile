@@ -12,19 +12,10 @@ WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); \
 # the packages again. A worker that is done takes over tests of another one.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
-QUICK_HF := tests/kvp/hf/test_attention.py
-# What `make test-fast` leaves out: whole programs that run to the end, are killed or use processes.
-SLOW_FILES := tests/recipes tests/benchmarks tests/golden tests/test_demo.py tests/test_extending.py \
-	tests/trace_collect/test_run.py tests/trace_collect/test_refused.py \
-	tests/train/test_resume.py tests/train/test_run.py \
-	tests/train/test_head_shards.py tests/train/learning/test_calibration.py tests/eval/test_run.py \
-	tests/eval/evolve/test_run.py tests/eval/tune/test_run.py tests/eval/report \
-	tests/kvp/artifacts/test_damage.py \
-	tests/kvp/test_import_names.py tests/kvp/program/test_exit_codes.py tests/kvp/data/test_sources.py \
-	tests/kvp/ops/test_future_attention_kernel.py tests/kvp/ops/test_ragged_attention_kernel.py \
-	tests/policies/test_named_objects.py tests/policies/test_import.py tests/test_project.py \
-	tests/eval/test_runner.py \
-	$(filter-out $(QUICK_HF),$(wildcard tests/kvp/hf/test_*.py))
+# What `make test-fast` leaves out: folders of whole programs and models, the files directly in tests,
+# and, wherever they are, files of runs (test_run*), of imports in processes, of kernels, of damage.
+SLOW_FOLDERS := recipes benchmarks golden eval/report kvp/hf
+SLOW_NAMES := test_run*.py test_import*.py test_*_kernel.py test_damage.py
 INSTALLED := $(VENV)/.installed
 # Ray and its tests are apart: it is large, and starts processes of its own.
 WITH_RAY := $(VENV)/.installed-ray
@@ -50,7 +41,8 @@ test: $(INSTALLED)
 	$(PYTEST)
 
 test-fast: $(INSTALLED)
-	$(PYTEST) $(addprefix --ignore=,$(SLOW_FILES))
+	$(PYTEST) $(addprefix --ignore=tests/,$(SLOW_FOLDERS)) --ignore-glob='tests/test_*.py' \
+		$(foreach name,$(SLOW_NAMES),--ignore-glob='tests/*/$(name)')
 
 # On SmolLM2-135M-Instruct; skipped, and says so, where it cannot be fetched.
 test-real: $(INSTALLED)
