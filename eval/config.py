@@ -46,7 +46,7 @@ class PromptConfig(groups.DataConfig):
     """Metric of all rows of --data, instead of the one that each row names or that fits its form:
     all, part, exact, f1, rouge_l, rouge_recall, number, code, or none (perplexity).
     For `niah_heatmap` all and rouge_recall."""
-    continuation_tokens: int = 128
+    continuation_tokens: groups.Positive = 128
     """Tokens of running text whose likelihood the task `text` measures."""
     depths: str | None = None
     """Depths of the needle for `niah_heatmap`: percent of the haystack before it, comma separated
@@ -54,13 +54,11 @@ class PromptConfig(groups.DataConfig):
     lengths: str | None = None
     """Prompt tokens for `niah_heatmap`, comma separated, at most `length` (default a quarter, a
     half, three quarters and all of it)."""
-    max_new_tokens: int | None = None
+    max_new_tokens: groups.Positive | None = None
     """Maximum tokens of an answer. Without it, the number that each task sets."""
     measure: Literal["answers", "perplexity"] = "answers"
     """What is measured of prompts that have an answer: the score of the generated one, or the
     perplexity of the reference. Dialogues and running text always have the perplexity measured."""
-
-    MINIMUMS: ClassVar[groups.Bounds] = {"continuation_tokens": 1, "max_new_tokens": 1}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,17 +111,14 @@ class MeasureConfig(groups.Group):
 
     protection: Literal["both", "on", "off"] = "both"
     """Always keep the protected tokens (on), or not (off); kvp eval also runs methods both ways."""
-    policies: str = ""
+    policies: groups.PathOrAddress = ""
     """Policies for the method `kvp`: `POLICY` or `label=POLICY`, comma separated. A policy is a
     folder, `nano` (bundled), `org/name` or `org/name@revision` on the hub, or an address such as
     s3://bucket/folder. A folder that holds
     policy directories means all of them; kvp evolve takes one policy. Without any, `kvp` on the
     model nano is the bundled one."""
-    decode_batch: int = 256
+    decode_batch: groups.Positive = 256
     """Maximum sequences in the cache that are decoded as one batch."""
-
-    ADDRESSES: ClassVar[tuple[str, ...]] = ("policies",)
-    MINIMUMS: ClassVar[groups.Bounds] = {"decode_batch": 1}
 
     def check_names(self) -> None:
         """Raise KvpError on a name that cannot exist."""
@@ -166,7 +161,7 @@ class SharedConfig(PromptConfig, MeasureConfig, groups.ModelConfig, groups.Prote
 class EvalConfig(SharedConfig, groups.RunConfig, groups.WorkersConfig, groups.DryRunConfig):
     """Settings of kvp eval."""
 
-    out: str = ""
+    out: groups.PathOrAddress = ""
     """What is written. A results folder, needed but for --dry_run: new, empty, or one of the same
     configuration to resume or extend. Ranks of one run (`--rank`) may write it together."""
     methods: str | Sequence[object] = (
@@ -183,14 +178,11 @@ class EvalConfig(SharedConfig, groups.RunConfig, groups.WorkersConfig, groups.Dr
     tokens in the cache."""
     protocols: str = ",".join(PROTOCOLS)
     """Whether compression sees the question."""
-    prompts: int = 100
+    prompts: groups.Positive = 100
     """Prompts per task."""
-    timing_prompts: int = 6
+    timing_prompts: groups.NotNegative = 6
     """Prompts timed one at a time after the scored ones (0: none); fewer than 6 give no interval,
     and kvp report then leaves the seconds out."""
-
-    ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
-    MINIMUMS: ClassVar[groups.Bounds] = {"prompts": 1, "timing_prompts": 0}
 
     def __post_init__(self) -> None:
         super().__post_init__()

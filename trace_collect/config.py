@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from kvp.data.splits import SPLITS
 from kvp.errors import UsageError
@@ -23,35 +23,26 @@ class CollectConfig(
     """Which samples are collected, and which tensors are stored."""
 
     data: str = "ruler"
-    out: str = ""
+    out: settings.PathOrAddress = ""
     """What is written. A trace store, needed but for --dry_run: new, empty, or an interrupted one
     of the same settings, which is continued. Ranks of one run (`--rank`) may write it together. A
     folder, or an address such as s3://bucket/folder."""
-    train: int = 200
+    train: settings.NotNegative = 200
     """Sequences of the train split."""
-    validation: int = 40
+    validation: settings.NotNegative = 40
     """Sequences of the validation split, which training is validated on."""
-    test: int = 0
+    test: settings.NotNegative = 0
     """Sequences of the test split."""
     answers: Literal["model", "reference"] = "model"
     """What follows the prompt in a trace: the model's own greedy answer, or the data's."""
-    max_new_tokens: int = 128
+    max_new_tokens: settings.Positive = 128
     """Maximum tokens of an answer. Tasks with a number of their own stop there."""
     labels: str = ""
     """What else to store for every prompt token, for `kvp train --label`, comma separated: kvzip,
     kvzip_plus (each an extra pass over the prompt)."""
-    batch_size: int | None = None
+    batch_size: settings.Positive | None = None
     """Prompts whose answers are decoded together; the traces do not depend on it. Without it as
     many as fit into 4 GiB with their queries, keys and values, at most 16."""
-
-    ADDRESSES: ClassVar[tuple[str, ...]] = ("out",)
-    MINIMUMS: ClassVar[settings.Bounds] = {
-        "train": 0,
-        "validation": 0,
-        "test": 0,
-        "max_new_tokens": 1,
-        "batch_size": 1,
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

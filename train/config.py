@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
-from kvp.program.settings import Bounds, Group, MemoryConfig, RunConfig
+from kvp.program.settings import Group, MemoryConfig, PathOrAddress, Positive, RunConfig
 from kvp.training_names import NO_TRACES
 from train.recipe import PRESETS, PresetName, Recipe, RecipeSettings
 
@@ -40,18 +40,12 @@ class ComputeConfig(Group):
 class ValidationConfig(Group):
     """Validation and checkpoints."""
 
-    validate_every: int = 100
+    validate_every: Positive = 100
     """Steps between validations. The best weights are exported, of each head its own."""
-    validation_contexts: int = 32
+    validation_contexts: Positive = 32
     """Held-out contexts per validation."""
-    checkpoint_every: int = 50
+    checkpoint_every: Positive = 50
     """Steps between checkpoints, the most a killed run loses."""
-
-    MINIMUMS: ClassVar[Bounds] = {
-        "validate_every": 1,
-        "validation_contexts": 1,
-        "checkpoint_every": 1,
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +55,13 @@ class TrainConfig(RunConfig, ComputeConfig, MemoryConfig, ValidationConfig, Reci
     Train one ranker per KV head from a trace store, and write a policy directory.
     """
 
-    traces: str
+    traces: PathOrAddress
     """Trace store written by kvp collect."""
-    out: str
+    out: PathOrAddress
     """What is written. A policy directory; an unfinished run of the same settings is continued."""
     preset: PresetName = "fourier"
     """Recipe that the settings of ranker, objective, optimizer and contexts start from."""
 
-    ADDRESSES: ClassVar[tuple[str, ...]] = ("out", "traces")
     FOLDERS: ClassVar[Mapping[str, str]] = {"traces": NO_TRACES}
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         name: {field.name: getattr(recipe, field.name) for field in fields(RecipeSettings)}

@@ -10,11 +10,11 @@ No torch here: `kvp train --help` reads these defaults.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
 from kvp.errors import UsageError
 from kvp.plugins import Registry
-from kvp.program.settings import Bounds, Group
+from kvp.program.settings import AtLeast, Group, NotNegative, Positive
 from kvp.specification import split_list
 from kvp.training_names import INPUTS, PAPER_INPUTS, TOKEN_INPUTS
 
@@ -44,6 +44,7 @@ OBJECTIVES = Registry(
 )
 """Losses of rankers, of the type `train.learning.losses.Objective`."""
 
+Weight = Annotated[float, AtLeast(0)]
 PresetName = Literal["fourier", "paper"]
 
 
@@ -51,23 +52,21 @@ PresetName = Literal["fourier", "paper"]
 class RankerSettings(Group):
     """Ranker."""
 
-    hidden: int = 64
+    hidden: Positive = 64
     """Width of the ranker's hidden layers."""
     inputs: str = ",".join(INPUTS)
     """Inputs of the ranker per token, comma separated, some of key, value, position, distance and
     recent (what the last 32 queries attend to). The network of paper reads key, value and position,
     which cannot be chosen."""
-    neighbours: int = 31
+    neighbours: NotNegative = 31
     """Tokens on either side of a token that add to its score; 0 scores every token by itself."""
     key_frame: Literal["stored", "end"] = "end"
     """stored (keys as the model rotated them) or end (rotated on, so that the end of the cache is
     position 0, as the queries that follow see them)."""
-    reach: int = 256
+    reach: NotNegative = 256
     """Tokens from either end of a context within which a token's place is seen; all that are
     farther from both ends look alike, so that a context may be longer than any of the training. 0:
     every place is seen, as in paper."""
-
-    MINIMUMS: ClassVar[Bounds] = {"hidden": 1, "neighbours": 0, "reach": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +83,7 @@ class ObjectiveSettings(Group):
     max_future_attention (the largest of any future query), max_reply_attention (the same, queries
     that write no reply counted a fifth), kvzip or kvzip_plus where kvp collect stored it with
     --labels, reply_and_kvzip (half of each), or package.module:NAME."""
-    permutations: int = 32
+    permutations: Positive = 32
     """Permutations sampled per context and head (rloo, at least 2; rloo_batch)."""
     sort_loss: Literal["ranks", "cost"] = "cost"
     """ranks (squared error of softened ranks) or cost (softened cost), for soft_rank."""
@@ -94,51 +93,37 @@ class ObjectiveSettings(Group):
     """How the all-budgets cost of a permutation is normalised (`kvp.reward`): skill or ratio
     (rloo, rloo_batch, exact)."""
 
-    MINIMUMS: ClassVar[Bounds] = {"permutations": 1}
-
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings(Group):
     """Optimizer."""
 
-    steps: int = 600
+    steps: Positive = 600
     """Optimiser steps."""
     optimizer: Literal["adamw", "muon"] = "muon"
     """adamw, or muon (its steps for the weight matrices, AdamW's for the rest)."""
     lr: float = 1e-2
     """Highest learning rate, reached after the warm-up."""
 
-    MINIMUMS: ClassVar[Bounds] = {"steps": 1}
-
 
 @dataclass(frozen=True, kw_only=True)
 class ContextSettings(Group):
     """Contexts."""
 
-    contexts: int = 4
+    contexts: Positive = 4
     """Contexts (sequence, compression point) per step."""
-    compress_prompt: float = 0.4
+    compress_prompt: Weight = 0.4
     """Weight of compression points one token before the end of the prompt (query_aware)."""
-    compress_context: float = 0.4
+    compress_context: Weight = 0.4
     """Weight of compression points at the end of the context (query_agnostic)."""
-    compress_uniform: float = 0.2
+    compress_uniform: Weight = 0.2
     """Weight of compression points anywhere in the sequence."""
-    sequences: int = 0
+    sequences: NotNegative = 0
     """Training sequences used, the first of the store; 0 = all."""
-    min_prefix: int = 64
+    min_prefix: Annotated[int, AtLeast(2)] = 64
     """Shortest prefix that is compressed, tokens."""
-    future_max: int = 512
+    future_max: NotNegative = 512
     """Future tokens whose attention counts; 0 = all."""
-
-    MINIMUMS: ClassVar[Bounds] = {
-        "contexts": 1,
-        "compress_prompt": 0,
-        "compress_context": 0,
-        "compress_uniform": 0,
-        "sequences": 0,
-        "min_prefix": 2,
-        "future_max": 0,
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,7 +11,7 @@ from kvp import names as known_names
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
 from kvp.names import LEARNED
-from kvp.program.settings import Bounds, MemoryConfig, RunConfig
+from kvp.program.settings import MemoryConfig, NotNegative, Positive, RunConfig
 from kvp.specification import split_list
 
 
@@ -34,13 +34,13 @@ class EvolveConfig(SharedConfig, MemoryConfig, RunConfig):
     split: Literal["validation", "train"] = "validation"
     """Which split of keys, values and haystack text (or rows) prompts come from."""
     memory_gb: float = 8.0
-    search_prompts: int = 30
+    search_prompts: Positive = 30
     """Prompts of the search, spread evenly over the tasks; the same ones for every candidate."""
-    holdout: int = 60
+    holdout: NotNegative = 60
     """Further prompts on which the result is compared with uniform budgets (0: no comparison)."""
-    group: int = 8
+    group: Positive = 8
     """Consecutive layers searched together, bottom to top; the last group may be smaller."""
-    generations: int = 10
+    generations: Positive = 10
     """CMA-ES generations per group."""
     constraint: Literal["project", "soft"] = "project"
     """Rescale every candidate to the budget, or only reward staying below it (as published)."""
@@ -59,7 +59,6 @@ class EvolveConfig(SharedConfig, MemoryConfig, RunConfig):
         "generations",
         "constraint",
     )
-    MINIMUMS: ClassVar[Bounds] = {"search_prompts": 1, "holdout": 0, "group": 1, "generations": 1}
 
     def __post_init__(self) -> None:
         super().__post_init__()

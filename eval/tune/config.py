@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
 from eval.config import EvalConfig, SharedConfig, make_eval_config
-from kvp.program.settings import Bounds, RunConfig
+from kvp.program.settings import AtLeast, Positive, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class TuneConfig(SharedConfig, RunConfig):
     (`snapkv(kernel=7)+ada`), everything else is searched."""
     allocators: str = "uniform,pyramid,ada,global"
     """Allocators, comma separated, for every method that names none."""
-    settings_per_method: int = 48
+    settings_per_method: Annotated[int, AtLeast(2)] = 48
     """Settings that are tried for each method and protocol, published presets among them. A search
     whose best number is then at an end of what was tried goes on beyond it, with up to as many."""
     budgets: str = "6%,12.5%,25%,50%"
@@ -29,12 +29,10 @@ class TuneConfig(SharedConfig, RunConfig):
     tokens in the cache."""
     protocols: str = EvalConfig.protocols
     """Whether compression sees the question."""
-    prompts: int = 20
+    prompts: Positive = 20
     """Prompts per task."""
     split: Literal["validation", "train"] = "validation"
     """Which split of keys, values and haystack text (or rows) prompts come from."""
-
-    MINIMUMS: ClassVar[Bounds] = {"settings_per_method": 2, "prompts": 1}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,11 +9,11 @@ first line of a group's docstring is its title in `--help`, a field's docstring 
 from __future__ import annotations
 
 import re
-from collections import ChainMap
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_type_hints
 
 from kvp.artifacts.addresses import is_address
 from kvp.errors import UsageError
@@ -23,7 +23,20 @@ from kvp.plugins import is_object_name
 from kvp.ranks import Rank, rank_of
 from kvp.specification import split_list
 
-Bounds = Mapping[str, float]
+
+class AtLeast(NamedTuple):
+    """Mark of a setting's type: its smallest value; None passes."""
+
+    minimum: float
+
+
+class MayBeAddress(NamedTuple):
+    """Mark of a setting's type: it may be an address (`kvp.artifacts.addresses`)."""
+
+
+Positive = Annotated[int, AtLeast(1)]
+NotNegative = Annotated[int, AtLeast(0)]
+PathOrAddress = Annotated[str, MayBeAddress()]
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
@@ -31,12 +44,8 @@ _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 class Group:
     """Base of configs and groups, without a setting: bounds are checked when a config is made."""
 
-    MINIMUMS: ClassVar[Bounds] = {}
-    """Smallest value of a setting; None passes."""
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Values that each `--preset` gives; the first is the default."""
-    ADDRESSES: ClassVar[tuple[str, ...]] = ()
-    """Settings that may be an address of an object store (`kvp.artifacts.addresses`)."""
     FOLDERS: ClassVar[Mapping[str, str]] = {}
     """Settings that name folders which must be there, and what to say of one that is not."""
 
@@ -44,18 +53,17 @@ class Group:
         """Raise UsageError naming the flag that is out of bounds, missing, or no such address."""
         if getattr(self, "out", None) == "" and not getattr(self, "dry_run", False):
             raise UsageError("--out is missing")
-        owners = type(self).__mro__
-        addresses = {name for owner in owners for name in vars(owner).get("ADDRESSES", ())}
-        minimums = ChainMap(*(vars(owner).get("MINIMUMS", {}) for owner in owners))
+        marks = _marks_of(type(self))
         for name, value in vars(self).items():
             texts = value if isinstance(value, list | tuple) else [value]
-            for text in texts if name not in addresses else ():
+            for text in texts if MayBeAddress() not in marks[name] else ():
                 if isinstance(text, str) and is_address(text):
                     raise UsageError(
                         f"--{name} cannot lie in an object store ({text}): name a path on a disk"
                     )
-            if name in minimums and value is not None and not value >= minimums[name]:
-                raise UsageError(f"--{name} must be at least {minimums[name]:g}, got {value}")
+            for mark in marks[name]:
+                if isinstance(mark, AtLeast) and value is not None and not value >= mark.minimum:
+                    raise UsageError(f"--{name} must be at least {mark.minimum:g}, got {value}")
 
     def check_names(self) -> None:
         """Raise KvpError on a name that cannot exist, before what it names is imported."""
@@ -63,6 +71,16 @@ class Group:
             name = getattr(self, setting)
             if not is_address(name) and not (name and Path(name).is_dir()):
                 raise UsageError(message.format(name or "''"))
+
+
+def _marks_of(config_class: type[Group]) -> dict[str, set[object]]:
+    """Marks of every setting; one that a subclass repeats keeps those that it had."""
+    marks: dict[str, set[object]] = defaultdict(set)
+    for owner in config_class.__mro__:
+        for name, hint in get_type_hints(owner, include_extras=True).items():
+            for part in (hint, *get_args(hint)):
+                marks[name].update(getattr(part, "__metadata__", ()))
+    return marks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +100,8 @@ class DeviceConfig(Group):
 class RunConfig(DeviceConfig):
     """Run."""
 
-    seed: int = 0
+    seed: NotNegative = 0
     """Seed of everything that is drawn or generated."""
-
-    MINIMUMS: ClassVar[Bounds] = {"seed": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +133,7 @@ class TaskConfig(Group):
     `niah_heatmap`, or single ones by their names; docs/data.md lists all. kvp eval, kvp tune and
     kvp evolve also know `chat` (perplexity of dialogues), `text` (of running text), `data` (answers
     to rows of your own) and `longbench`."""
-    length: int = 512
+    length: Positive = 512
     """Maximum prompt tokens, chat template included. The answer comes on top, except for the task
     `text`, whose context and continuation have this many together."""
     essays: str | None = None
@@ -126,8 +142,6 @@ class TaskConfig(Group):
     """SQuAD's questions for RULER's `qa_1`: its JSON, or rows of context, question and answers."""
     hotpotqa: str | None = None
     """HotpotQA's questions with distractors for RULER's `qa_2`: its JSON, or rows of the hub."""
-
-    MINIMUMS: ClassVar[Bounds] = {"length": 1}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -165,41 +179,35 @@ class DataConfig(TaskConfig):
 class ProtectionConfig(Group):
     """Protection."""
 
-    sinks: int = 4
+    sinks: NotNegative = 4
     """First tokens that protection always keeps."""
-    recents: int = 16
+    recents: NotNegative = 16
     """Most recent tokens that protection always keeps."""
-
-    MINIMUMS: ClassVar[Bounds] = {"sinks": 0, "recents": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryConfig(Group):
     """Memory."""
 
-    memory_gb: float = 4.0
+    memory_gb: Annotated[float, AtLeast(0)] = 4.0
     """RAM for what is kept instead of being read or computed again, GB in each process."""
-
-    MINIMUMS: ClassVar[Bounds] = {"memory_gb": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkersConfig(Group):
     """Workers."""
 
-    rank: int | None = None
+    rank: NotNegative | None = None
     """Which of the processes that share this job this is, from 0; all have the same --out. Without
     it what torchrun or Slurm say (docs/scaling.md)."""
-    world_size: int | None = None
+    world_size: Positive | None = None
     """How many processes share this job."""
     engine: Literal["local", "ray"] = "local"
     """Who does the work: this process (local), or workers that Ray starts (ray, with the extra
     `ray`: pip install -e '.[ray]')."""
-    workers: int | None = None
+    workers: Positive | None = None
     """Workers of --engine ray, each with the model in its memory and, with --device cuda, a GPU.
     Without it as many as Ray has devices for."""
-
-    MINIMUMS: ClassVar[Bounds] = {"rank": 0, "world_size": 1, "workers": 1}
 
     def __post_init__(self) -> None:
         super().__post_init__()

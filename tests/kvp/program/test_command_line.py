@@ -11,7 +11,7 @@ from eval.report.config import ReportConfig
 from kvp import __version__
 from kvp.errors import UsageError
 from kvp.program.command_line import parse_arguments
-from kvp.program.settings import Group
+from kvp.program.settings import Group, Positive
 from kvp.specification import split_list
 
 
@@ -35,14 +35,12 @@ class Files(Group):
     """What is written."""
     heads: str | None = None
     """Heads."""
-    count: int | None = None
+    count: Positive | None = None
     """Count."""
     protection: Literal["on", "off"] = "on"
     """Protection."""
     dry_run: bool = False
     """Only say what would happen."""
-
-    MINIMUMS: ClassVar[Mapping[str, float]] = {"count": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
