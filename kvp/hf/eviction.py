@@ -89,7 +89,7 @@ def evicting(
     left-padded batches, sampling or beams, or in pieces (`prefill_chunk_size`). One may go on from
     a compressed cache (`past_key_values=`), which is compressed again. A block holds for the
     context that entered it and threads in a copy of that (`contextvars.copy_context().run`); other
-    calls of the model are refused while it is open. docs/serving.md has all rules.
+    calls of the model are refused while it is open. docs/evicting.md has all rules.
 
     A percentage such as `"12.5%"` is of the tokens read so far, and keeps the protected tokens at
     least: the first 4 and the last 16, none with `protection="off"`. An `allocator` splits a

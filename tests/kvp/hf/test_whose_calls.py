@@ -168,7 +168,7 @@ def test_a_copy_of_a_model_in_a_block_is_an_ordinary_one(qwen, prompt, fixed, ge
 
 
 def test_the_streamer_of_the_docs():
-    page = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/evicting.md").read_text(encoding="utf-8")
     first, streamed = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     names, shown = {}, StringIO()
     with redirect_stdout(shown):
