@@ -23,6 +23,7 @@ threads. `python -m benchmarks.performance` writes this page from the linked JSO
 also have cores, versions, load, medians and rounds. [Speed]({speed}) says what the numbers decided.
 """
 COMMAND = "python -m benchmarks.performance"
+UNSHOWN = " (tests, which have no section yet)"
 
 
 def write_pages(results: Path, page: Path) -> None:
@@ -50,7 +51,7 @@ def page_text(reports: Reports, folder: str, speed: str) -> str:
     told = [report["conclusion"] for report in reports.values() if "conclusion" in report]
     points = "".join(f"{fill(f'- {conclusion}')}\n" for conclusion in told)
     head = [HEADING, *([points] if points else ()), INTRODUCTION.format(speed=speed)]
-    return "\n".join([*head, _without_gpu(reports), *sections])
+    return "\n".join([*head, _without_gpu(reports), *_not_timed(reports), *sections])
 
 
 def fill(text: str) -> str:
@@ -60,13 +61,26 @@ def fill(text: str) -> str:
 
 def _without_gpu(reports: Reports) -> str:
     """A sentence on the parts that were not measured on a GPU; "" where all were."""
-    missing = [f"*{part.title}*" for part in PARTS if (part.name, "cuda") not in reports]
+    absent = [part for part in PARTS if (part.name, "cuda") not in reports]
+    missing = [f"*{part.title}*{UNSHOWN * (part.cpu is None)}" for part in absent]
     if not missing:
         return ""
     text = f"Not measured on a GPU: {', '.join(missing)}."
     if len(missing) == len(PARTS):
         text = "Nothing was measured on a GPU."
     return f"{fill(f'{text} `benchmarks/gpu/run.sh` measures them.')}\n"
+
+
+def _not_timed(reports: Reports) -> list[str]:
+    """A paragraph on what runs lack that were ended at their limit; none where all were whole."""
+    ended = "; ".join(
+        f"{', '.join(f'`{name}`' for name in _lacking(report))} (*{part.title}*, {why})"
+        for part in PARTS
+        for device in ("cpu", "cuda")
+        if (report := reports.get((part.name, device))) and (why := report["settings"].get("ended"))
+    )
+    text = f"Not timed, since runs were ended at their limit: {ended}. The tables say nothing about"
+    return [f"{fill(f'{text} longer texts or larger models than theirs.')}\n"] if ended else []
 
 
 def _section(part: Part, reports: Reports, folder: str) -> str:
@@ -85,8 +99,7 @@ def _measured(part: Part, report: Report, link: str, label: str) -> str:
     head = f"**{label}, {unit}.** {_machine(report)} [JSON]({link}).\n"
     lines = [head, f"    {report['command']}\n"]
     for table in part.table(report):
-        notes = [*table.notes, *_incomplete(report)]
-        lines += [f"{table.markdown()}\n", *(f"{fill(note)}\n" for note in notes)]
+        lines += [f"{table.markdown()}\n", *(f"{fill(note)}\n" for note in table.notes)]
     return "\n".join(lines)
 
 
@@ -98,14 +111,6 @@ def _machine(report: Report) -> str:
     if machine.get("changed"):
         commit += " with changes"
     return f"{hardware or 'unknown hardware'}, {commit}."
-
-
-def _incomplete(report: Report) -> list[str]:
-    """A sentence on what a run lacks that was ended at its limit, if it was."""
-    if (ended := report["settings"].get("ended")) is None:
-        return []
-    lacking = ", ".join(f"`{name}`" for name in _lacking(report))
-    return [f"This run is incomplete: {ended}{f', so {lacking} is missing' * bool(lacking)}."]
 
 
 def _lacking(report: Report) -> list[str]:

@@ -57,10 +57,10 @@ PARTS: Sequence[Part] = (
             "A quarter of the tokens stays. Compression adds recording, extra passes, scores, "
             "choice of tokens and gathering. The model has two layers with about Qwen2.5-7B's "
             "proportions, 1,024 channels wide on the CPU and 3,584 on the GPU. Numbers are "
-            "medians of rounds. At 2,048 tokens on the GPU only the order of magnitude counts. "
-            "`:kvpress` means kvpress's settings. Columns *kvpress* are kvpress itself, whose "
-            "KVzip frees nothing. The network of *kvp* is as large as the bundled policy's, that "
-            "of *kvzap* as published. †: difference of two prefills."
+            "medians of rounds; a range of wall time was not kept. At 2,048 tokens on the GPU only "
+            "the order of magnitude counts. `:kvpress` means kvpress's settings. Columns *kvpress* "
+            "are kvpress itself, whose KVzip frees nothing. The network of *kvp* is as large as "
+            "the bundled policy's, that of *kvzap* as published. †: difference of two prefills."
         ),
         unit="% of the prefill's {clock} time; brackets: range in processor time",
         table=tables.scoring,
