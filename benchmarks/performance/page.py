@@ -74,10 +74,10 @@ def _without_gpu(reports: Reports) -> str:
 def _not_timed(reports: Reports) -> list[str]:
     """A paragraph on what runs lack that were ended at their limit; none where all were whole."""
     ended = "; ".join(
-        f"{', '.join(f'`{name}`' for name in _lacking(report))} (*{part.title}*, {why})"
+        f"{', '.join(f'`{name}`' for name in _lacking(report))} (*{part.title}*)"
         for part in PARTS
         for device in ("cpu", "cuda")
-        if (report := reports.get((part.name, device))) and (why := report["settings"].get("ended"))
+        if (report := reports.get((part.name, device))) and "ended" in report["settings"]
     )
     text = f"Not timed, since runs were ended at their limit: {ended}. The tables say nothing about"
     return [f"{fill(f'{text} longer texts or larger models than theirs.')}\n"] if ended else []
