@@ -23,7 +23,7 @@ threads. `python -m benchmarks.performance` writes this page from the linked JSO
 also have cores, versions, load, medians and rounds. [Speed]({speed}) says what the numbers decided.
 """
 COMMAND = "python -m benchmarks.performance"
-UNSHOWN = " (tests, which have no section yet)"
+UNSHOWN = " (tests, no section yet)"
 
 
 def write_pages(results: Path, page: Path) -> None:
