@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,19 @@ from eval.results.method_setting import MethodSetting
 from eval.results.record_names import DEFAULT_VARIANT, SELF_SIZED
 from eval.results.records import SETTING_FIELDS, Key, key_of
 from eval.results.tuned_settings import TunedSettings, load_settings
+from kvp.artifacts.files import digest_json
 from kvp.artifacts.manifest import own_code, sha256_file
 from kvp.budgets import Budget
 from kvp.data.tasks import expand_tasks, find_task
 from kvp.errors import UsageError
 from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED, UNIFORM, check_methods
-from kvp.plugins import OptionalParts
+from kvp.own_packages import NAMES
+from kvp.plugins import OptionalParts, arguments_of
 from kvp.ranking import UNPROTECTED, Allocator, AllocatorParts, Protection, kept_tokens
 from kvp.scoring import Scorer
 from kvp.specification import Specification, split_method
 from policies import load_policy, make_allocator, make_scorer
+from policies.base import Component
 from policies.controls import Random
 from policies.learned import LearnedScorer
 from policies.registry import ALLOCATORS, NULLS, SCORERS, make_method
@@ -269,14 +274,25 @@ def file_digests(
     """Digests of the files that results come from: policies by label, else by scorer or allocator.
 
     A scorer or an allocator that is made from a file has the file's digest as `digest`. The code of
-    a user's own scorers, allocators and tasks goes by the name of its module.
+    a user's own scorers, allocators and tasks goes by the name of its module, what their objects
+    were made with by `options of NAME`.
     """
     named, loaded = policy_sources(policies).items(), policies_of(methods).items()
     digests = {label: sha256_file(source.folder / INDEX) for label, source in named}
     digests |= {label: scorer.digest for label, scorer in loaded if scorer.digest}
-    made = [side for method in methods for side in (method.scorer, method.allocator_object)]
+    made = [side for method in methods for side in (method.scorer, method.allocator_object) if side]
     for one in (*made, *map(find_task, expand_tasks(tasks))):
-        if one and not isinstance(one, LearnedScorer) and (digest := OptionalParts(one).digest):
+        if not isinstance(one, LearnedScorer) and (digest := OptionalParts(one).digest):
             digests[one.name] = digest
-        digests |= own_code([type(one).__module__])
+        digests |= own_code([module := type(one).__module__])
+        told = isinstance(one, Component) or module.split(".")[0] in ("kvp", *NAMES)
+        if not told and (options := _options_of(one)):
+            digests[f"options of {one.name}"] = digest_json(options)
     return digests
+
+
+def _options_of(made: object) -> dict[str, str]:
+    """Arguments that an object was made with, where it keeps them: text of what JSON can hold."""
+    kept = {name.removeprefix("_"): value for name, value in getattr(made, "__dict__", {}).items()}
+    text = partial(json.dumps, default=lambda value: type(value).__name__, skipkeys=True)
+    return {name: text(kept[name]) for name in arguments_of(made) if name in kept}

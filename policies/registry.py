@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from kvp import names
 from kvp.errors import UsageError
-from kvp.plugins import class_label, import_object, instance_of
+from kvp.plugins import arguments_of, class_label, import_object, instance_of, user_errors
 from kvp.ranking import Allocator, AllocatorParts
 from kvp.scoring import Scorer, check_allocator, check_scorer, sizes_of
 from kvp.specification import Specification, Value, split_method, split_policy
@@ -96,7 +96,22 @@ def _build(
     component = import_object(specification.name, kind)
     if isinstance(component, type) and issubclass(component, Component):
         component.check_options(options)
-    return instance_of(component, label, options), label
+    made = instance_of(component, label, options)
+    if options and not isinstance(made, Component):
+        _check_options_told(made, label, options)
+    return made, label
+
+
+def _check_options_told(made: object, label: str, options: Mapping[str, Value]) -> None:
+    """Raise UsageError where the name of a user's own object does not tell its options."""
+    with user_errors(made, label):
+        name, defaults = str(getattr(made, "name", "")), arguments_of(made)
+    for option, value in options.items():
+        if defaults.get(option) != value and str(value).lower() not in name.lower():
+            raise UsageError(
+                f"{label}: its name {name!r} does not tell {option}={value}, so results would be "
+                "mixed up: put it into the name (policies.base.BaseScorer does)"
+            )
 
 
 def split_sides(

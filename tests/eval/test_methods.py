@@ -190,9 +190,16 @@ def test_methods_of_a_user_with_other_options_are_told_apart_or_refused(own_modu
     assert labels("@Plain,@Plain+ada") == ["plain", "plain+ada"]
     digest = hashlib.sha256((tmp_path / "own_options.py").read_bytes()).hexdigest()
     digests = file_digests([], _methods("full,h2o,own_options:Plain+ada"), ["chat"])
-    assert digests == {"own_options.py": digest}
+    assert digests.pop("own_options.py") == digest
+    ((name, made_with),) = digests.items()
+    plain = import_object("own_options:Plain", "")
+    other = file_digests([], build_methods([plain(step=2)]))
+    assert (name, labels("@Plain(step=1)")) == ("options of plain", ["plain"])  # 1: the default
+    assert other[name] != made_with  # open_folder refuses these
+    with pytest.raises(UsageError, match=r"Plain: its name 'plain' does not tell step=2.*BaseScor"):
+        labels("@Plain(step=2)")
     with pytest.raises(UsageError, match=r"both called 'plain'.*BaseScorer"):
-        labels("@Plain,@Plain(step=2)")
+        build_methods(["own_options:Plain", plain(step=2)])
     own_module("more_options", imports + OWN_WITH_OPTIONS)
     with pytest.raises(UsageError, match=r"^--methods: more_options:Derived and .* 'derived': giv"):
         labels("@Derived,more_options:Derived+ada")
