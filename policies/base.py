@@ -11,7 +11,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar, Self
@@ -74,6 +74,19 @@ class Component:
             for settings in (*self.presets.values(), *grid):
                 if name in settings:
                     _checked_value(where, option, limit, settings[name])
+        self._check_name()
+
+    def _check_name(self) -> None:
+        """Raise UsageError where a name of a class's own is the same for other options."""
+        options = [item for item in fields(self) if item.init and item.default is not MISSING]
+        usual = {item.name: item.default for item in options}
+        if type(self).name is Component.name or usual.items() <= vars(self).items():
+            return
+        if self.name == replace(self, **usual).name:
+            raise UsageError(
+                f"{type(self).__name__}: its own name {self.name!r} is the same for "
+                f"other options ({self.changed_options}): set base_name, not name"
+            )
 
     @cached_property
     def name(self) -> str:
