@@ -18,6 +18,9 @@ from types import ModuleType
 
 ROOT = Path(__file__).parent.parent
 NAMES = ("trace_collect", "train", "policies", "eval")
+_FOLDERS = tuple(f"{ROOT / name}{os.sep}" for name in ("kvp", *NAMES))
+NOT_A_USERS = (sys.prefix, sys.base_prefix, *_FOLDERS)
+"""What files of kvp and of installed packages begin with."""
 
 
 class _OwnPackages:
@@ -53,8 +56,7 @@ def import_own(name: str) -> ModuleType:
 
 def warn_caller(text: str) -> None:
     """Warn at the caller's line: the innermost outside of kvp and of installed packages."""
-    ours = (sys.prefix, sys.base_prefix, *(f"{ROOT / name}{os.sep}" for name in ("kvp", *NAMES)))
     frame, level = inspect.currentframe(), 1
-    while frame and frame.f_back and frame.f_code.co_filename.startswith(ours):
+    while frame and frame.f_back and frame.f_code.co_filename.startswith(NOT_A_USERS):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, stacklevel=level)

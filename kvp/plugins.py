@@ -19,7 +19,7 @@ from inspect import getattr_static, signature
 from typing import Any
 
 from kvp.errors import KvpError, UsageError, did_you_mean, name_meant, reason_of
-from kvp.own_packages import NAMES
+from kvp.own_packages import NAMES, NOT_A_USERS
 
 _OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -152,14 +152,11 @@ def user_errors(code: object, what: str, hint: str = "") -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """The last line outside of installed packages that an error came through."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((sys.prefix, sys.base_prefix, "<"))
-        and frame.filename != __file__
-    ]
-    return f"; {os.path.basename(frames[-1].filename)} line {frames[-1].lineno}" if frames else ""
+    """The last line of a user's own code that an error came through."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((*NOT_A_USERS, "<")):
+            return f"; {os.path.basename(frame.filename)} line {frame.lineno}"
+    return ""
 
 
 def _attribute(name: str) -> Any:  # noqa: ANN401

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kvp.errors import UsageError
+from kvp.ops.future_attention import future_attention
 from kvp.plugins import user_errors
 from kvp.reward import ideal_cost
 from train.data.labels import Label
@@ -24,6 +25,9 @@ def test_own_code_is_named_and_that_of_kvp_keeps_its_error():
         fails()
     with pytest.raises(UsageError, match=r"failed .SystemExit: 3"), user_errors(fails, "thing"):
         raise SystemExit(3)
+    said = r"; test_user_errors.py line \d+\)$"  # no line of kvp's
+    with pytest.raises(UsageError, match=said), user_errors(fails, "thing"):
+        future_attention(torch.zeros(1, 1, 1, 4, 2), torch.zeros(1, 1, 4, 3), 2, 4)
     with pytest.raises(KeyboardInterrupt), user_errors(fails, "thing"):
         raise KeyboardInterrupt
 
