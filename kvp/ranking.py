@@ -337,16 +337,18 @@ class Selection:
         for known, selection in self._pooled:
             if known is allocator:
                 return selection
-        name = allocator.name
-        with user_errors(pool, f"allocator {name}"):
+        with user_errors(pool, f"allocator {allocator.name}"):
             scores = pool(self._protected_scores)
-            if scores.shape != self._scores.shape:
-                raise UsageError(
-                    f"allocator {name} pooled scores {tuple(self._scores.shape)} to "
-                    f"{tuple(scores.shape)}, expected the same shape"
-                )
+            what = f"allocator {allocator.name} pooled scores"
+            if not isinstance(scores, Tensor):
+                raise UsageError(f"{what} to {type(scores).__name__}, expected a tensor")
+            if scores.shape != (shape := self._scores.shape):
+                change = f"{tuple(shape)} to {tuple(scores.shape)}"
+                raise UsageError(f"{what} {change}, expected the same shape")
             if bool(scores.isnan().any()):
-                raise UsageError(f"allocator {name} pooled scores to NaN")
+                raise UsageError(f"{what} to NaN")
+            if bool((scores != scores[:1, :1]).any()):
+                raise UsageError(f"{what} that differ between heads")
         self._pooled.append((allocator, Selection(scores, self._protection)))
         return self._pooled[-1][1]
 

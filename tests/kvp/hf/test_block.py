@@ -309,14 +309,15 @@ class Own:
 @pytest.mark.parametrize(
     ("part", "make", "message"),
     [
-        ("score", lambda view: view.keys[..., 0] * torch.nan, "method own returned NaN in layer 0"),
-        ("score", lambda view: view.keys[..., 0].abs() / 0, "own returned .inf, or no floats, in"),
-        ("score", lambda view: view.keys[..., 0].long(), "own returned .inf, or no floats, in la"),
+        ("score", lambda view: view.keys[..., 0] * torch.nan, "own returned NaN in layer 0: 60"),
+        ("score", lambda view: view.keys[..., 0].abs() / 0, "own returned .inf in layer 0: 60 of"),
+        ("score", lambda view: view.keys[..., 0].long(), "own returned scores of torch.int64, e"),
         ("score", lambda view: view.keys[..., 0].to("meta"), "own failed .Runtime.* meta tensors"),
         ("score", lambda view: None, "^method own returned NoneType, expected a tensor$"),
         ("score", lambda view: view.values.zero_()[..., 0], "own writes to"),
         ("pooled", lambda scores: scores * torch.nan, "own pooled scores to NaN"),
-        ("pooled", lambda scores: None, "allocator own failed .AttributeError: 'NoneType'"),
+        ("pooled", torch.rand_like, "^allocator own pooled scores that differ between heads"),
+        ("pooled", lambda scores: None, "^allocator own pooled scores to NoneType, expected a te"),
         ("needs", "queries", "Own object .* is no scorer: it has no needs of type kvp.scoring.N"),
         ("sizes", lambda scores: {}["size"], r"method own: its sizes failed \(KeyError: 'size'; "),
         (
@@ -325,8 +326,8 @@ class Own:
             r"^method own: its sizes are .3, 2. torch.float32,",
         ),
     ],
-    ids=["nan", "inf", "integers", "meta", "none", "writes", "pooled", "nothing", "needs", "sizes",
-         "kind"],
+    ids=["nan", "inf", "integers", "meta", "none", "writes", "pooled", "heads", "nothing", "needs",
+         "sizes", "kind"],
 )  # fmt: skip
 def test_failing_parts_of_a_users_method_are_one_line(qwen, prompt, part, make, message, one_line):
     own = Own(part, make)
