@@ -257,9 +257,11 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
                     f"{name} returned scores {tuple(scored.shape)} in layer {view.layer}, "
                     f"expected {tuple(shape)}"
                 )
-            if not scored.is_floating_point() or not bool((scored < torch.inf).all()):
-                what = "NaN" if bool(scored.isnan().any()) else "+inf, or no floats,"
-                raise UsageError(f"{name} returned {what} in layer {view.layer}")
+            if not scored.is_floating_point():
+                raise UsageError(f"{name} returned scores of {scored.dtype}, expected floats")
+            if bad := int((~(scored < torch.inf)).sum()):
+                what = f"{'NaN' if bool(scored.isnan().any()) else '+inf'} in layer {view.layer}"
+                raise UsageError(f"{name} returned {what}: {bad} of {scored.numel()} scores")
             if _versions(view) != before:
                 raise UsageError(f"{name} writes to its view: copy first (clone)")
         scores.append(scored[..., : scored.shape[-1] - view.fed_again].float())

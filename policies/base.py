@@ -64,6 +64,8 @@ class Component:
         return self.name
 
     def __post_init__(self) -> None:
+        if type(self).name is Component.name and not hasattr(self, "base_name"):
+            raise UsageError(f"{type(self).__name__} has no base_name, its name without options")
         self.check_options(chain(self.limits, self.grid, *self.presets.values()))
         grid = [{name: value} for name, values in self.grid.items() for value in values]
         where = f"presets or grid of {type(self).__name__}"
