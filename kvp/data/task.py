@@ -105,6 +105,9 @@ class Sample:
             if not fits or (kind is int and value < 1):
                 wanted += " above 0" if kind is int else ""
                 raise ValueError(f"a sample whose {item.name} is {value!r:.60}, not {wanted}")
+        for name, value in self.labels.items():
+            if not isinstance(value, str | int | float):
+                raise ValueError(f"a sample whose label {name} is {value!r:.60}, no text or number")
 
     @property
     def text(self) -> str:

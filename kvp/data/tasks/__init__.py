@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from kvp.data.encode import count_prompt_tokens
 from kvp.data.metrics import BENCHMARK_METRICS, CLASSIFICATION, METRIC_NAMES
+from kvp.data.splits import SHARES
 from kvp.data.task import Sample, Source, Task, TaskSettings
 from kvp.data.tasks.longbench import DATA_SETS, LongBenchTask
 from kvp.data.tasks.niah_heatmap import NiahHeatmapTask
@@ -103,21 +104,25 @@ def build_samples(
         built = task.build(settings, tokenizer)
         samples = list(islice(iter(built), settings.count))
         for sample in samples:
-            _check_sample(sample, task, f"--tasks {name}: build made")
+            _check_sample(sample, task, f"--tasks {name}: build made", len(tokenizer))
             if (tokens := count_prompt_tokens(sample, tokenizer)) > settings.length:
                 long = f"{sample.id} has {tokens} tokens, more than --length {settings.length}"
                 raise UsageError(f"--tasks {name}: build made too long a prompt: {long}")
         return Source.of(samples, getattr(built, "notes", ()))
 
 
-def _check_sample(sample: object, task: Task, made: str) -> None:
+def _check_sample(sample: object, task: Task, made: str, vocabulary: int) -> None:
     """Raise UsageError, which begins with `made`, where a user's task made what cannot be used."""
     if not isinstance(sample, Sample):
         raise UsageError(f"{made} {sample!r:.60}, not a kvp.data Sample")
-    choices = {"task": [task.name], "metric": [*METRIC_NAMES, *BENCHMARK_METRICS, CLASSIFICATION]}
+    metrics = [*METRIC_NAMES, *BENCHMARK_METRICS, CLASSIFICATION]
+    choices = {"task": [task.name], "metric": metrics, "split": [*SHARES]}
     for name, known in choices.items():
         if (value := getattr(sample, name)) not in known:
             raise UsageError(f"{made} a sample whose {name} is {value!r}, not {' or '.join(known)}")
+    for token in (*sample.token_ids, *sample.reply_token_ids):
+        if not 0 <= token < vocabulary:
+            raise UsageError(f"{made} a sample with token {token}, not of 0 to {vocabulary - 1}")
 
 
 def expand_tasks(names: Sequence[str]) -> tuple[str, ...]:

@@ -38,9 +38,10 @@ class Endless(Reversed):
 
 class Faulty(Reversed):
     def build(self, settings, tokenizer):
-        faults = [("references", "123"), ("metric", "al"), ("task", "vt"), ("context", "c" * 500)]
+        faults = [("references", "123"), ("metric", "al"), ("task", "vt"), ("split", "foo"),
+                  ("token_ids", (3, 10**6)), ("labels", {"depth": [1]}), ("context", "c" * 500)]
         blank = replace(blank_sample(settings, self.name, ""), question="q")
-        yield replace(blank, **dict([faults[settings.seed]])) if settings.seed < 4 else "text"
+        yield replace(blank, **dict([faults[settings.seed]])) if settings.seed < 7 else "text"
 
 class Leaves:
     def __init__(self):
@@ -107,8 +108,10 @@ def test_a_task_may_be_a_generator_and_gives_as_many_samples_as_requested(module
 
 
 def test_a_task_that_fails_is_named(module, tokenizer):
-    fields = ["references is '123', not a tuple of", "metric is 'al', not all", "task is 'vt', not"]
-    said = [*(f"a sample whose {field}" for field in fields), "too long a prompt: reversed/train/"]
+    fields = ["references is '123', not a tuple of", "metric is 'al', not all", "task is 'vt', not",
+              "split is 'foo', not train or validation or test or all"]  # fmt: skip
+    others = "token 1000000, not of 0 to", r"label depth is \[1\], no text", "too long a prompt: r"
+    said = [*(f"a sample whose {field}" for field in fields), *others]
     for seed, text in enumerate([*said, "'text', not"]):
         with pytest.raises(UsageError, match=f"--tasks {module}:Faulty: .*{text}"):
             build_samples(f"{module}:Faulty", replace(SETTINGS, seed=seed), tokenizer)
