@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, zip_longest
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from torch import Tensor
 from kvp.budgets import Budget
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry
-from kvp.plugins import OptionalParts, user_errors
+from kvp.plugins import OptionalParts, class_label, instance_of, user_errors
 from kvp.scoring import Scorer, ScorerParts, View, group_budgets, needs_of, score_layers, sizes_of
 
 POOLS = ("logsumexp", "mean", "max")
@@ -148,12 +148,23 @@ class AllocatorParts(OptionalParts):
     """Called with `layers` and `kv_heads` of a model; raises PolicyError for one not its own."""
 
 
-def check_geometry(scorer: Any, geometry: Geometry, allocator: Any = None) -> None:  # noqa: ANN401
+def check_allocator(thing: Any, label: str, hint: str = "") -> Allocator:  # noqa: ANN401
+    """It, or one of a class; UsageError, from `label` to `hint`, where that is no allocator."""
+    thing = instance_of(thing, class_label("allocator", thing))
+    with user_errors(thing, label):
+        if not hasattr(thing, "name") or not hasattr(thing, "allocate"):
+            raise UsageError(f"{label} is no allocator: it takes name and allocate(request){hint}")
+    return cast(Allocator, thing)
+
+
+def check_geometry(
+    scorer: Scorer | None, geometry: Geometry, allocator: Allocator | None = None
+) -> None:
     """Raise PolicyError, naming both, where a policy or a budget file is of another geometry."""
     if check := AllocatorParts(allocator).check_geometry:
         check(layers=geometry.layers, kv_heads=geometry.kv_heads)
     policy = ScorerParts(scorer)
-    if isinstance(policy.geometry, Geometry) and policy.geometry != geometry:
+    if scorer is not None and isinstance(policy.geometry, Geometry) and policy.geometry != geometry:
         name = policy.model_name or "another model"
         raise PolicyError(
             f"policy {policy.label or scorer.name} was trained for {name}, {policy.geometry}; the "

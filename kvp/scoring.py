@@ -201,15 +201,6 @@ def check_scorer(thing: Any, label: str, hint: str = "") -> Scorer:  # noqa: ANN
     return cast(Scorer, thing)
 
 
-def check_allocator(thing: Any, label: str, hint: str = "") -> Any:  # noqa: ANN401
-    """The same for a `kvp.ranking.Allocator`."""
-    thing = instance_of(thing, class_label("allocator", thing))
-    with user_errors(thing, label):
-        if not hasattr(thing, "name") or not hasattr(thing, "allocate"):
-            raise UsageError(f"{label} is no allocator: it takes name and allocate(request){hint}")
-    return thing
-
-
 def label_of(scorer: Scorer) -> str:
     """What a method is called in messages and files: a policy's label, or else its name."""
     return str(ScorerParts(scorer).label or scorer.name)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from kvp import names
 from kvp.errors import UsageError
 from kvp.plugins import arguments_of, class_label, import_object, instance_of, user_errors
-from kvp.ranking import Allocator, AllocatorParts
-from kvp.scoring import Scorer, check_allocator, check_scorer, sizes_of
+from kvp.ranking import Allocator, AllocatorParts, check_allocator
+from kvp.scoring import Scorer, check_scorer, sizes_of
 from kvp.specification import Specification, Value, split_method, split_policy
 from policies.allocators.ada import Ada
 from policies.allocators.evolved import Evolved
@@ -62,7 +62,7 @@ def make_scorer(spec: ScorerSpec | Specification, *, policies: bool = False) -> 
 def make_allocator(spec: AllocatorSpec | Specification) -> Allocator:
     """The same for an allocator; PolicyError, too, on a damaged budget file."""
     made, label = _build(spec, "allocator", {name: ALLOCATORS[name].build for name in ALLOCATORS})
-    allocator: Allocator = check_allocator(made, label)
+    allocator = check_allocator(made, label)
     _check_name(allocator.name, type(allocator), label, ALLOCATORS)
     return allocator
 

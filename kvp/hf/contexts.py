@@ -28,8 +28,8 @@ from kvp.hf.rotary import rope_of
 from kvp.hf.visibility import EMPTY
 from kvp.messages import Text, check_text, render_chat
 from kvp.model_fingerprint import can_turn, is_norm, norms_digest, rope_facts
-from kvp.ranking import Allocator, Protection, protection_of
-from kvp.scoring import Scorer, check_allocator, check_scorer
+from kvp.ranking import Allocator, Protection, check_allocator, protection_of
+from kvp.scoring import Scorer, check_scorer
 
 
 def context_ids(text: Text, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -34,8 +34,15 @@ from kvp.hf.model_identity import warn_of_another_model
 from kvp.hf.prefill import prefill
 from kvp.hf.scorer_inputs import check_inputs, reads_text
 from kvp.hf.shrink import EvictionRule, check_repeatable, shrink
-from kvp.ranking import Allocator, Protection, check_geometry, kept_tokens, protection_of
-from kvp.scoring import Needs, Scorer, check_allocator, check_scorer, needs_of
+from kvp.ranking import (
+    Allocator,
+    Protection,
+    check_allocator,
+    check_geometry,
+    kept_tokens,
+    protection_of,
+)
+from kvp.scoring import Needs, Scorer, check_scorer, needs_of
 
 
 def prefill_and_evict(
