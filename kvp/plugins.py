@@ -76,8 +76,9 @@ def import_object(name: str, what: str) -> Any:  # noqa: ANN401
     except BaseException as error:  # foreign code: SystemExit and all
         module, _, path = name.partition(":")
         known = vars(sys.modules[module]) if module in sys.modules else ()  # it was imported
-        near = did_you_mean(path, known, f"{module}:")
-        raise UsageError(f"{what} {name}{near}: cannot be loaded ({reason_of(error)})") from error
+        more = did_you_mean(path, known, f"{module}:")
+        more += " (kvp has a package of this name: rename your file)" if module in NAMES else ""
+        raise UsageError(f"{what} {name}{more}: cannot be loaded ({reason_of(error)})") from error
 
 
 def class_label(kind: str, component: object) -> str:

@@ -193,9 +193,9 @@ def test_methods_of_a_user_with_other_options_are_told_apart_or_refused(own_modu
     assert digests.pop("own_options.py") == digest
     ((name, made_with),) = digests.items()
     plain = import_object("own_options:Plain", "")
-    other = file_digests([], build_methods([plain(step=2)]))
     assert (name, labels("@Plain(step=1)")) == ("options of plain", ["plain"])  # 1: the default
-    assert other[name] != made_with  # open_folder refuses these
+    other = file_digests([], build_methods([plain(step=2)]))[name]
+    assert other != made_with  # open_folder refuses these
     with pytest.raises(UsageError, match=r"Plain: its name 'plain' does not tell step=2.*BaseScor"):
         labels("@Plain(step=2)")
     with pytest.raises(UsageError, match=r"both called 'plain'.*BaseScorer"):
