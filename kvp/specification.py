@@ -72,16 +72,16 @@ class Specification:
         return f"{self.argument}({self.option_text})" if both else self.argument or self.option_text
 
     @cached_property
-    def options(self) -> dict[str, Value]:
-        """Values by option; UsageError where a part is not `option=value` or is there twice."""
-        options: dict[str, Value] = {}
+    def options(self) -> dict[str, str]:
+        """Texts by option; UsageError where a part is not `option=value` or is there twice."""
+        options: dict[str, str] = {}
         for part in filter(None, self.option_text.split(",")):
             option, equals, value = part.partition("=")
             if not equals or not option or not value:
                 raise UsageError(f"{self.base}: {part!r} is not of the form option=value")
             if option in options:
                 raise UsageError(f"{self.base}: option {option!r} is given twice")
-            options[option] = read_value(value)
+            options[option] = value
         return options
 
 

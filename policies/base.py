@@ -114,14 +114,19 @@ class Component:
         return ",".join(f"{name}={_text(value)}" for name, value in changed)
 
     @classmethod
-    def build(cls, argument: str | None, options: Mapping[str, Value]) -> Self:
+    def build(cls, argument: str | None, options: Mapping[str, str]) -> Self:
         """Make one from what follows the name; UsageError on an unknown preset or option."""
         if argument is not None and argument not in cls.presets:
             known = ", ".join(cls.presets) or "none"
             raise UsageError(f"{cls.base_name} has no preset {argument!r}: its presets are {known}")
-        settings = {**(cls.presets[argument] if argument else {}), **options}
-        cls.check_options(settings)
-        return cls(**settings)
+        return cls(**{**(cls.presets[argument] if argument else {}), **cls.read_options(options)})
+
+    @classmethod
+    def read_options(cls, texts: Mapping[str, str]) -> dict[str, Value]:
+        """Values by option; an option of type `str` keeps its text. UsageError on unknown ones."""
+        cls.check_options(texts)
+        kept = [option.name for option in fields(cls) if option.type in (str, "str")]
+        return {name: text if name in kept else read_value(text) for name, text in texts.items()}
 
     @classmethod
     def check_options(cls, names: Iterable[str]) -> None:

@@ -21,7 +21,6 @@ from kvp.errors import PolicyError, UsageError
 from kvp.hub import HubName, download, is_path
 from kvp.names import KVZAP
 from kvp.scoring import Needs, View
-from kvp.specification import Value
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -72,7 +71,7 @@ class KVzap:
         return states.transpose(1, 2).float()
 
 
-def load_kvzap(source: str | None, options: Mapping[str, Value]) -> KVzap:
+def load_kvzap(source: str | None, options: Mapping[str, str]) -> KVzap:
     """Read the networks of a folder or a repository of the hub.
 
     Raises UsageError without a source or with options, PolicyError where the files are wrong.

@@ -13,7 +13,7 @@ from kvp.errors import UsageError
 from kvp.plugins import arguments_of, class_label, import_object, instance_of, user_errors
 from kvp.ranking import Allocator, AllocatorParts, check_allocator
 from kvp.scoring import Scorer, check_scorer, sizes_of
-from kvp.specification import Specification, Value, split_method, split_policy
+from kvp.specification import Specification, Value, read_value, split_method, split_policy
 from policies.allocators.ada import Ada
 from policies.allocators.evolved import Evolved
 from policies.allocators.global_budget import Global
@@ -76,7 +76,7 @@ def _check_name(name: str, kind: type, label: str, kinds: Mapping[str, type | No
         Specification.parse(name, f"{label}: name")
 
 
-Builder = Callable[[str | None, Mapping[str, Value]], object]
+Builder = Callable[[str | None, Mapping[str, str]], object]
 """Makes a scorer or an allocator of what stands behind the colon, and the options."""
 
 
@@ -88,16 +88,17 @@ def _build(
         label = class_label(kind, spec)
         return instance_of(spec, label), label
     specification = Specification.parse(spec, kind) if isinstance(spec, str) else spec
-    label, options = f"{kind} {specification.name}", specification.options
+    label = f"{kind} {specification.name}"
     if specification.base in known:
-        return known[specification.base](specification.argument, options), label
+        return known[specification.base](specification.argument, specification.options), label
     policy = specification.text if policies else ""
     names.check_name(kind, specification.text, known, policy=policy)
     component = import_object(specification.name, kind)
     if isinstance(component, type) and issubclass(component, Component):
-        component.check_options(options)
+        return instance_of(component, label, component.read_options(specification.options)), label
+    options = {option: read_value(text) for option, text in specification.options.items()}
     made = instance_of(component, label, options)
-    if options and not isinstance(made, Component):
+    if options:
         _check_options_told(made, label, options)
     return made, label
 

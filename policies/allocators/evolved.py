@@ -13,7 +13,6 @@ from torch import Tensor
 from kvp.artifacts.manifest import sha256_file
 from kvp.errors import PolicyError, UsageError
 from kvp.ranking import Request
-from kvp.specification import Value
 from policies.allocators.per_layer import apportion_layers, repeat_in_heads
 from policies.base import BaseAllocator, Limits
 from policies.budget_files import BudgetFile, budget_path, load_budgets
@@ -34,13 +33,13 @@ class Evolved(BaseAllocator):
     """`exact` meets the budget, `faithful` rounds up as published."""
 
     @classmethod
-    def build(cls, argument: str | None, options: Mapping[str, Value]) -> Self:
+    def build(cls, argument: str | None, options: Mapping[str, str]) -> Self:
         """Make one from the file behind the colon, where others have a preset."""
         files = [one for one in (argument, options.get("file")) if one is not None]
         if len(files) != 1:
             number = "one" if files else "a"
             raise UsageError(f"{cls.base_name} needs {number} file: write {cls.base_name}:FILE")
-        return super().build(None, {**options, "file": str(files[0])})
+        return super().build(None, {**options, "file": files[0]})
 
     def __post_init__(self) -> None:
         super().__post_init__()

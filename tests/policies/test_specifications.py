@@ -37,7 +37,7 @@ def test_both_sides_are_built_and_names_rebuild_them(spec, scorer, allocator):
 
 
 @pytest.mark.parametrize(
-    "name", ["plain.json", "with space/a=b:c [x]/öäü-1.5.json", "folder", "12"]
+    "name", ["plain.json", "with space/a=b:c [x]/öäü-1.5.json", "folder", "12", "007", "1e3"]
 )
 def test_files_may_have_any_name_without_comma_plus_and_parentheses(tmp_path, monkeypatch, name):
     budgets = BudgetFile(
@@ -50,6 +50,7 @@ def test_files_may_have_any_name_without_comma_plus_and_parentheses(tmp_path, mo
         path.mkdir()
     save_budgets(path / "budgets.json" if name == "folder" else path, budgets, {})
     monkeypatch.chdir(tmp_path)
+    assert make_allocator(f"evolved(file={name})") == make_allocator(f"evolved:{name}")
     for written in (str(path), name):
         for rounding in ("", "(rounding=faithful)"):
             _, allocator = make_method(f"keydiff+evolved:{written}{rounding}")
@@ -188,4 +189,4 @@ def test_limit_and_annotation_tell_the_type_of_an_option():
         make_scorer(BaseScorer)
     own = dataclass(frozen=True, kw_only=True)(type("Own", (Shares,), {"name": "named"}))
     with pytest.raises(UsageError, match=r"Own: its own name 'named' is .* \(offset=2\): set base"):
-        make_scorer(own()).build(None, {"offset": 2})
+        make_scorer(own()).build(None, {"offset": "2"})
