@@ -126,7 +126,8 @@ def _config(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa
     """The config of a program; UsageError, naming the setting, on what cannot work."""
     from kvp.program.command_line import flags_of, make_config, python_value
 
-    if not isinstance(tasks := settings.get("tasks", ""), str | None):  # names and objects
+    if (tasks := settings.get("tasks")) is not None:  # names and objects
+        tasks = [tasks] if isinstance(tasks, str) else tasks
         if not isinstance(tasks, Iterable):
             raise UsageError(f"tasks={tasks!r:.60} is an object; put it in a list")
         if settings.get("engine") == "ray" and not all(isinstance(task, str) for task in tasks):

@@ -109,6 +109,7 @@ def test_a_module_of_the_working_folder_is_found():
         ("my_methods:plian", "method my_methods:plian (did you mean my_methods:plain?): cannot"),
         ("my_methods:SnapKV(windw=3)", "snapkv has no option 'windw' (did you mean window?): its "),
         ("train:Mine", "method train:Mine (kvp has a package of this name: rename your file): can"),
+        ("policies.base:BaseScorer", "BaseScorer has no base_name, its name without options"),
         ("my_methods:Nothing", "method my_methods:Nothing is no scorer: it has no name, score"),
         ("my_methods:Leaves", "method my_methods:Leaves cannot be made: SystemExit: 0"),
         ("my_methods:Plain(step=3)", "method my_methods:Plain cannot be made: TypeError: "),

@@ -185,8 +185,6 @@ def test_limit_and_annotation_tell_the_type_of_an_option():
         own = dataclass(frozen=True, kw_only=True)(type("Own", (Shares,), declared))
         with pytest.raises(UsageError, match=f"^{message}"):
             make_scorer(own)
-    with pytest.raises(UsageError, match=r"^BaseScorer has no base_name"):
-        make_scorer(BaseScorer)
     own = dataclass(frozen=True, kw_only=True)(type("Own", (Shares,), {"name": "named"}))
     with pytest.raises(UsageError, match=r"Own: its own name 'named' is .* \(offset=2\): set base"):
         make_scorer(own()).build(None, {"offset": "2"})

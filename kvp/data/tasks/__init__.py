@@ -6,7 +6,8 @@ A user's own task is an object with `build` and `score` (`kvp.data.task.Task`), 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import cache
 from itertools import chain, islice
 from typing import TYPE_CHECKING
@@ -47,8 +48,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """Names that mean several tasks: those that are left out where they do not fit."""
 ROWS_ONLY = frozenset({TEXT, DATA, "longbench", *GROUPS["longbench"], *PUBLISHED} - {*CONTEXTS})
 """Tasks that read files and generate nothing: kvp eval's, not kvp collect's."""
-_OWN: dict[str, Task] = {}
-"""Tasks that were given as objects, by name."""
+_OWN: ContextVar[Mapping[str, Task]] = ContextVar("_OWN", default={})  # noqa: B039 - only replaced
+"""Tasks that were given as objects to the call at hand, by name."""
 _make_task = cache(instance_of)
 _FLAGS = {name: getattr(task, "flags", ()) for name, task in TASKS.items()}
 TASKS_BY_FLAG = {
@@ -64,7 +65,7 @@ def is_built_in(task: Task) -> bool:
 
 
 def named_tasks(tasks: Iterable[str | Task]) -> str:
-    """What `--tasks` would say for names and task objects; `find_task` knows the objects from now.
+    """What `--tasks` would say for names and task objects; `find_task` knows these objects alone.
 
     Raises UsageError for an object that is no task, or has the name of another one.
     """
@@ -73,13 +74,13 @@ def named_tasks(tasks: Iterable[str | Task]) -> str:
     for task in made:
         if not isinstance(task, str) and own[task.name] is not task:
             raise UsageError(f"two tasks are called {task.name!r}: rename one")
-    _OWN.update(own)
+    _OWN.set(own)
     return ",".join(task if isinstance(task, str) else task.name for task in made)
 
 
 def find_task(name: str) -> Task:
     """The task of a name or of `package.module:Name`; UsageError for an unknown or unusable one."""
-    if (known := TASKS.get(name, _OWN.get(name))) is not None:
+    if (known := TASKS.get(name, _OWN.get().get(name))) is not None:
         return known
     if is_object_name(name):
         return _check_task(import_object(name, "--tasks"), f"--tasks {name}")

@@ -97,6 +97,9 @@ def test_a_task_from_python(module):
                          (expand_tasks, ["reversed", f"{module}:Reversed"])):  # fmt: skip
         with pytest.raises(UsageError, match="two tasks are called 'reversed': rename one"):
             check(given)
+    assert named_tasks(["chat"]) == "chat"  # of another call
+    with pytest.raises(UsageError, match="unknown task 'reversed'"):
+        find_task("reversed")
 
 
 def test_a_task_may_be_a_generator_and_gives_as_many_samples_as_requested(module, tokenizer):
