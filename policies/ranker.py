@@ -52,7 +52,7 @@ class RankerSpec:
     """D, channels of a key and of a value."""
     architecture: str = "fourier"
     """`fourier` (positions as features) or `paper` (learned position table)."""
-    hidden: int = 256
+    hidden: int
     """Width of the key and value projections and of the blocks."""
     position_width: int = 32
     """Channels of the embeddings of the position and of `recent`."""

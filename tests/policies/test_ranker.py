@@ -38,7 +38,7 @@ def _tokens(heads=4, tokens=50, width=8):
     ("rows", "count"), [(6000, 465_729), (8192, 535_873), (10_000, 593_729), (12_000, 657_729)]
 )
 def test_parameters_per_head_explain_the_papers_600k_and_650k(rows, count):
-    spec = RankerSpec(head_dim=128, architecture="paper", max_positions=rows)
+    spec = RankerSpec(head_dim=128, hidden=256, architecture="paper", max_positions=rows)
     shapes = head_shapes(spec)
     assert sum(int(np.prod(shape)) for shape in shapes.values()) == count
     assert count - rows * 32 == 273_729

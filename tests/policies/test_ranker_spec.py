@@ -14,7 +14,7 @@ FOURIER = RankerSpec(head_dim=8, hidden=12, position_width=6, frequencies=5, ref
 
 def test_fourier_features_by_hand():
     """Two frequencies: wavelengths 4 and 8; position 2 of 9 tokens."""
-    spec = RankerSpec(head_dim=8, frequencies=2, reference_length=8)
+    spec = RankerSpec(head_dim=8, hidden=6, frequencies=2, reference_length=8)
     features = position_features(spec, torch.tensor([2]), 9)[0]
     log9 = np.log(9)
     expected = [0.25, np.log(3) / log9, np.log(7) / log9, 0.0, 1.0, -1.0, 0.0]
@@ -32,7 +32,7 @@ def test_fourier_features_by_hand():
 )
 def test_bad_specs_are_value_errors(bad, message):
     with pytest.raises(ValueError, match=message):
-        RankerSpec(head_dim=8, **bad)
+        RankerSpec(head_dim=8, hidden=6, **bad)
 
 
 def test_inputs_have_one_order():

@@ -75,7 +75,8 @@ def test_traces_are_read_once_where_memory_allows(store, memory_bytes, reads, mo
 
 def test_feature_statistics_are_those_of_the_training_tokens(store):
     reader = TraceReader(store)
-    statistics = feature_statistics(reader, reader.records("train"), RankerSpec(head_dim=8))
+    spec = RankerSpec(head_dim=8, hidden=6)
+    statistics = feature_statistics(reader, reader.records("train"), spec)
     keys = np.concatenate(
         [reader.kv(i)[0].flatten(0, 1).double().numpy() for i in range(6)], axis=1
     )
