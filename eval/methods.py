@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from kvp.data.tasks import expand_tasks, find_task
 from kvp.errors import UsageError
 from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED, UNIFORM, check_methods
 from kvp.own_packages import NAMES
-from kvp.plugins import OptionalParts, arguments_of
+from kvp.plugins import OptionalParts
 from kvp.ranking import UNPROTECTED, Allocator, AllocatorParts, Protection, kept_tokens
 from kvp.scoring import Scorer
 from kvp.specification import Specification, split_method
@@ -295,4 +296,4 @@ def _options_of(made: object) -> dict[str, str]:
     """Arguments that an object was made with, where it keeps them: text of what JSON can hold."""
     kept = {name.removeprefix("_"): value for name, value in getattr(made, "__dict__", {}).items()}
     text = partial(json.dumps, default=lambda value: type(value).__name__, skipkeys=True)
-    return {name: text(kept[name]) for name in arguments_of(made) if name in kept}
+    return {name: text(kept[name]) for name in signature(type(made)).parameters if name in kept}

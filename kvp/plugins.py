@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from inspect import getattr_static, signature
+from inspect import getattr_static
 from typing import Any
 
 from kvp.errors import KvpError, UsageError, did_you_mean, name_meant, reason_of
@@ -98,11 +98,6 @@ def instance_of(component: object, label: str, options: Mapping[str, Any] | None
         raise
     except BaseException as error:  # foreign code: SystemExit and all
         raise UsageError(f"{label} cannot be made: {reason_of(error)}") from error
-
-
-def arguments_of(made: object) -> dict[str, object]:
-    """Arguments that an object's class takes, by name, with their defaults."""
-    return {one.name: one.default for one in signature(type(made).__init__).parameters.values()}
 
 
 class OptionalParts:

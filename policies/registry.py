@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from kvp import names
 from kvp.errors import UsageError
-from kvp.plugins import arguments_of, class_label, import_object, instance_of, user_errors
+from kvp.plugins import class_label, import_object, instance_of
 from kvp.ranking import Allocator, AllocatorParts, check_allocator
 from kvp.scoring import Scorer, check_scorer, sizes_of
-from kvp.specification import Specification, Value, read_value, split_method, split_policy
+from kvp.specification import Specification, read_value, split_method, split_policy
 from policies.allocators.ada import Ada
 from policies.allocators.evolved import Evolved
 from policies.allocators.global_budget import Global
@@ -97,22 +97,7 @@ def _build(
     if isinstance(component, type) and issubclass(component, Component):
         return instance_of(component, label, component.read_options(specification.options)), label
     options = {option: read_value(text) for option, text in specification.options.items()}
-    made = instance_of(component, label, options)
-    if options:
-        _check_options_told(made, label, options)
-    return made, label
-
-
-def _check_options_told(made: object, label: str, options: Mapping[str, Value]) -> None:
-    """Raise UsageError where the name of a user's own object does not tell its options."""
-    with user_errors(made, label):
-        name, defaults = str(getattr(made, "name", "")), arguments_of(made)
-    for option, value in options.items():
-        if defaults.get(option) != value and str(value).lower() not in name.lower():
-            raise UsageError(
-                f"{label}: its name {name!r} does not tell {option}={value}, so results would be "
-                "mixed up: put it into the name (policies.base.BaseScorer does)"
-            )
+    return instance_of(component, label, options), label
 
 
 def split_sides(

@@ -194,8 +194,6 @@ def test_methods_of_a_user_with_other_options_are_told_apart_or_refused(own_modu
     plain = import_object("own_options:Plain", "")
     assert labels("@Plain(step=1)") == ["plain"]  # the default
     assert digests.items() - file_digests([], build_methods([plain(step=2)])).items()
-    with pytest.raises(UsageError, match=r"Plain: its name 'plain' does not tell step=2.*BaseScor"):
-        labels("@Plain(step=2)")
     with pytest.raises(UsageError, match=r"both called 'plain'.*BaseScorer"):
         build_methods(["own_options:Plain", plain(step=2)])
     own_module("more_options", imports + OWN_WITH_OPTIONS)
