@@ -217,7 +217,7 @@ def plan_methods(
     for method in methods:
         unsized = method.scorer is None or method.self_sized
         own = method.scorer is None or method.tuned  # its protection is not that of the run
-        flags = (method.protected,) if own else PROTECTIONS[protection]
+        flags = (method.protected,) if own else protections(protection, protected)
         wanted = product((None,) if unsized else budgets, flags)
         runs = [(budget, flag) for budget, flag in wanted if not (flag and budget in small)]
         planned += [method.at(budget, protected, flag) for budget, flag in runs]
@@ -225,6 +225,11 @@ def plan_methods(
             which = ", ".join(str(budget) for budget in budgets if budget in small)
             notes.append(f"--budgets {which}: {method.label}, tuned with protection, is left out")
     return planned, notes
+
+
+def protections(protection: str, protected: Protection) -> tuple[bool, ...]:
+    """Whether methods are run with protection: both ways are one where no token is protected."""
+    return PROTECTIONS["off" if protection == "both" and not protected.tokens else protection]
 
 
 def protected_tokens(config: ProtectionConfig) -> Protection:

@@ -198,6 +198,6 @@ def _notes(
         most, measure = max(map(stats.prompts_to_resolve, open_ones)), comparison.measure
         apart = f"{stats.RESOLUTION * measure.scale:g} {measure.gap_unit}"
         notes.append(f"To tell differences of {apart} apart, run about {most:,} prompts in all.")
-    if any(setting.protected for setting in best.settings):
+    if comparison.results.protects and any(setting.protected for setting in best.settings):
         notes.append(f"{KEPT}.")
     return " ".join(notes)

@@ -23,8 +23,8 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any
 
-from eval.config import PROTECTIONS
 from eval.methods import Method, learned_methods, method_of, registered_method, with_allocator
+from eval.prepared_run import protected_tokens, protections
 from eval.results.method_setting import group_policies
 from eval.results.tuned_settings import ScoredSetting, TunedMethod
 from eval.tune.config import TuneConfig
@@ -118,7 +118,7 @@ def _make_space(config: TuneConfig, scorer: str, allocator: str | None) -> Searc
     initial = [
         replace(with_allocator(one, first), protected=protected)
         for one in (seeds[0], *presets)
-        for protected in PROTECTIONS[config.protection]
+        for protected in protections(config.protection, protected_tokens(config))
     ]
     return SearchSpace(
         requested=requested,

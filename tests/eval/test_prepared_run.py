@@ -93,5 +93,6 @@ def test_budgets_below_the_protected_tokens_of_every_prompt_are_noted_or_refused
     ]
     with pytest.raises(UsageError, match="15 is below the 20 protected tokens; raise it"):
         plan_methods([TOVA], budgets, [150], protection="on", protected=safe)
-    off, notes = plan_methods([TOVA], budgets, [150], protection="off", protected=safe)
-    assert (len(off), notes) == (3, [])
+    for way, kept in (("off", safe), ("both", Protection(sinks=0, recents=0))):
+        off, notes = plan_methods([TOVA], budgets, [150], protection=way, protected=kept)
+        assert ([each.protected for each in off], notes) == ([False] * 3, [])

@@ -138,10 +138,10 @@ def write_results(folder, *, records=None, timing=None, policies=None, **identit
     return folder
 
 
-def compare_answers(records=None):
+def compare_answers(records=None, **identity):
     """The accuracies of query_aware answers, compared."""
     results = Results(
-        folder=Path(), manifest=manifest(), timing=(), tuned=(), notes=(),
+        folder=Path(), manifest=manifest(**identity), timing=(), tuned=(), notes=(),
         records=tuple(answer_records() if records is None else records),
     )  # fmt: skip
     return compare_methods(results, "accuracy", "query_aware")

@@ -142,6 +142,10 @@ def test_differences_are_paired_and_stars_explained():
     bare = compare_answers([one for one in comparison.records if not one["protected"]])
     unprotected = tables.make_full_table(bare).caption
     assert "compression; no token protected. No null was run" in unprotected
+    nothing = compare_answers(sinks=0, recents=0)
+    said = f"{tables.make_full_table(nothing).caption} {closing_text([nothing])}"
+    assert "compression; no token protected." in said
+    assert "always kept" not in said
     minus_full, minus_kvp = tables.make_difference_tables(comparison, tidy(comparison))
     assert _texts(minus_full, 1)["kvp"] == "-25.0"
     # per prompt 1 - 1, 0 - 0.5, 0 - 0.5, 0 - 1
