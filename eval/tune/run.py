@@ -23,7 +23,7 @@ from eval.record_fields import identify
 from eval.results.record_names import ROWS, SETTINGS, TABLE
 from eval.results.records import RecordFile, group_by, key_of
 from eval.results.sealing import seal
-from eval.results.stats import Unit, bootstrap_mean
+from eval.results.stats import MIN_PROMPTS, Unit, bootstrap_mean
 from eval.results.tuned_settings import FORMAT, SHARED, ScoredSetting, TunedSettings
 from eval.runner import Runner
 from eval.tune.config import TuneConfig
@@ -181,8 +181,12 @@ def run(config: TuneConfig) -> TunedSettings:
 def next_command(
     out: str, config: EvalConfig, settings: TunedSettings, spaces: Sequence[SearchSpace]
 ) -> str:
-    """The kvp eval that runs the chosen settings on the test split, with the flags of this run."""
-    flags = {"--methods": ["full", f"tuned:{out}"], "--allocators": [], "--policies": []}
+    """The kvp eval that compares the chosen settings and nulls on the test split.
+
+    It has the flags of this run, and prompts enough to rank methods.
+    """
+    flags = {"--methods": ["full", "nulls", f"tuned:{out}"], "--allocators": [], "--policies": []}
+    config = replace(config, prompts=max(config.prompts, MIN_PROMPTS))
     given = [spec for space in spaces for spec in (space.scorer, *space.allocators)]
     for flag, name in dict.fromkeys(foreign_names(settings)):  # kvp eval imports no others
         flags[flag].append(next((one for one in given if one.partition("(")[0] == name), name))

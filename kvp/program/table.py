@@ -103,7 +103,7 @@ PROGRAMS = {
         (
             "kvp tune --methods snapkv,tova,h2o --tasks niah_single_1,niah_multikey_1 "
             "--out runs/tuned",
-            "kvp eval --methods full,tuned:runs/tuned --out runs/test",
+            "kvp eval --methods full,nulls,tuned:runs/tuned --out runs/test",
         ),
     ),
     "evolve": Program(

@@ -84,9 +84,9 @@ def test_settings_of_a_users_own_methods_name_their_modules(
     (more,) = {space.allocator_spec(setting) for setting in next_candidates(search, 9)}
     assert more == "mine:Even(lift=2)"
     assert tune("out", **own) == 0
-    command = "kvp eval --methods full,tuned:out,mine:Mine --allocators mine:Even "
+    command = "kvp eval --methods full,nulls,tuned:out,mine:Mine --allocators mine:Even "
     flags = capsys.readouterr().err.partition(f"to run them: {command}")[2].split()
-    expected = {**SHARED, "model": model_folder, "out": "out-results", "prompts": 2}
+    expected = {**SHARED, "model": model_folder, "out": "out-results", "prompts": 10}
     words = [*(f"--{name}" for name in expected), *map(str, expected.values())]
     assert sorted(flags) == sorted(words)
     assert tune("same", allocators="mine:One,mine:Two") == 2
