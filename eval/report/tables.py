@@ -193,20 +193,22 @@ def make_cost_table(timings: Sequence[Timing]) -> Table:
         for one in timings
     ]
     counts = sorted({timing.decode.prompts for timing in timings if timing.decode})
-    over, left_out, names = "", "", [*rows[0]]
+    over, more, names = "", "", [*rows[0]]
     if counts:
         over = ", and milliseconds, median and its 95 % interval over "
         over += f"{'/'.join(map(str, counts))} prompts"
         if not all(timing.decode for timing in timings):
             over += "; seconds are left out where fewer than 6 prompts were timed one by one"
+        more = " A prefill is timed once for all methods that record the same of it (queries, "
+        more += "hidden states); a difference to the prefill of others is no gain of a method."
     else:
         names = [name for name in names if any(row[name] != NOTHING for row in rows)]
         number = max(timing.prompts for timing in timings)
-        left_out = f" Seconds are left out: {number} prompt{'s were' if number != 1 else ' was'} "
-        left_out += "timed, 6 are the least."
+        more = f" Seconds are left out: {number} prompt{'s were' if number != 1 else ' was'} "
+        more += "timed, 6 are the least."
     return Table(
         caption=f"One request at a time: cache bytes after eviction{over}; "
-        f"{SEEN[timings[0].protocol]}. Ratios are to the full cache, prompt by prompt.{left_out}",
+        f"{SEEN[timings[0].protocol]}. Ratios are to the full cache, prompt by prompt.{more}",
         header=names,
         rows=[[row[name] for name in names] for row in rows],
         families=[timing.setting.family for timing in timings],

@@ -250,6 +250,7 @@ def test_seconds_and_bytes_are_ratios_to_the_full_cache():
          "by_prompt": {"evict_seconds": [seconds * k for k in range(6)]}}
         for n, seconds in enumerate((0.002, 0.004))
     ]  # fmt: skip
+    assert "A prefill is timed once for all" in tables.make_cost_table([full, half]).caption
     (found,) = summarise_timings(kvp, GROUPS)
     assert found.evict.mean == pytest.approx(0.003 * 2.5)
     assert found.bytes_to_full is None
