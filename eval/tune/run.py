@@ -77,21 +77,24 @@ class Tuning:
 
     def search(self, runner: Runner, file: RecordFile) -> None:
         """Run all searches, round by round; all candidates of a round share a prompt's prefill."""
-        count = self.config.settings_per_method
+        count, number = self.config.settings_per_method, 0
         while wanted := [
             (search, candidates)
             for search in self.searches
             if (candidates := next_candidates(search, count))
         ]:
+            number += 1
             least = min(len(search.trials) for search, _ in wanted)
-            most, why = (count, "") if least < count else (2 * count, "best numbers at ends: ")
+            tried = f"{least} of {count} settings of each method tried"
+            if least >= count:
+                tried = f"best numbers at an end: {least} of at most {2 * count} settings tried"
             planned: dict[str, list[Method]] = {}
             for search, candidates in wanted:
                 methods = planned.setdefault(search.protocol, [])
                 methods += [run for one in candidates for run in self.at_budgets(search, one)]
             left = [one for one in self.prepared.work if one.protocol in planned]
             work = [one._replace(methods=planned[one.protocol]) for one in left]
-            text = f"{why}{least} of {most} settings of each method done"
+            text = f"round {number}, {tried}; evaluations"
             evaluate_missing(runner, replace(self.prepared, work=tuple(work)), file, text=text)
             for search, candidates in wanted:
                 search.trials.update({one: self.score(file, search, one) for one in candidates})
