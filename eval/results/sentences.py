@@ -62,13 +62,13 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
     """The smallest budgets at which the settings shown, and `best`, lose little to the full cache.
 
     One line names the settings that have such a budget. The others are named by what they lose at
-    the largest budget: one line for those that lose more, one for those that lose more in the mean
-    but not surely, one for those of which there are too few prompts to tell. None for one prompt.
+    the largest budget: one line for those that lose more, one for those of which there are too few
+    prompts to tell, with those that lose more in the mean. None for one prompt.
     """
     best, full = comparison.best, comparison.full
     if not best or not full or full.interval.prompts < 2 or comparison.kind != "accuracy":
         return []
-    shown, lost, in_mean, unshown = (list[str]() for _ in range(4))
+    shown, lost, unsure = (list[str]() for _ in range(3))
     specs = sorted({spec for _, spec in comparison.cells} - {SELF_SIZED, FULL}, key=budget_order)
     named = dict.fromkeys((*comparison.choices, *best.settings))
     for setting in [one for one in named if one.method not in (FULL, ORACLE, *NULLS)]:
@@ -82,9 +82,9 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
         if smallest is None:
             said, words, open_one = lost, "", None
             if gaps[largest].mean > -stats.RESOLUTION:
-                said, open_one = unshown, largest
+                said, open_one = unsure, largest
             elif gaps[largest].high > -stats.RESOLUTION:
-                said = in_mean
+                said, words = unsure, " (more in the mean)"
         if open_one:
             number = stats.prompts_to_hold(gaps[open_one])
             words += f" (at {open_one} about {number:,} prompts would show it)"
@@ -93,9 +93,8 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
         "Smallest budget of those run that loses at most 5 points to the full cache (95 % "
         "confidence): ": shown,
         "More than 5 points are lost to the full cache at the largest budget: ": lost,
-        "At the largest budget the mean loss to the full cache is more than 5 points, but these "
-        "prompts are too few to be sure: ": in_mean,
-        "Too few prompts to show that at most 5 points are lost to the full cache: ": unshown,
+        "Too few prompts to tell whether at most 5 points are lost to the full cache at the "
+        "largest budget: ": unsure,
     }
     return [f"{case}{'; '.join(said)}." for case, said in cases.items() if said]
 

@@ -199,9 +199,9 @@ def test_the_summary_names_what_the_figure_draws_in_front():
         "other, paired by prompt. The best methods were picked on these prompts, which favours "
         "them. To tell differences of 5 points apart, run about N prompts in all. +p: first and "
         "last tokens are always kept.\n"
-        "Too few prompts to show that at most 5 points are lost to the full cache: kvp +p (at 50% "
-        "about N prompts would show it); knorm +p (at 50% about N prompts would show it); "
-        "snapkv +p (at 50% about N prompts would show it)."
+        "Too few prompts to tell whether at most 5 points are lost to the full cache at the "
+        "largest budget: kvp +p (at 50% about N prompts would show it); knorm +p (at 50% about N "
+        "prompts would show it); snapkv +p (at 50% about N prompts would show it)."
     )
     shown = {setting.family: front for setting, front in drawn_settings(comparison).items()}
     assert shown == {"full": True, "oracle": True, "kvp": True, "knorm": True, "random": True,
