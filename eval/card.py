@@ -1,7 +1,5 @@
 """The card of a policy: `card.jinja`, filled with what the policy's own files record."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import resources

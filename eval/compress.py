@@ -1,7 +1,5 @@
 """kvp compress: texts to context files that engines go on from, a line of JSON for each."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Settings of `kvp compress`; no torch here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

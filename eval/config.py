@@ -4,8 +4,6 @@ Lists are comma-separated strings, on the command line and in YAML. What a name 
 method, budget) is decided where it is used; this module imports no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property

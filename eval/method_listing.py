@@ -1,7 +1,5 @@
 """`kvp list`: every scorer and allocator with its inputs and its cost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields
 

@@ -5,8 +5,6 @@ the policies, a user's own code and the files that prompts come from. A run of t
 resumes or extends it (more prompts, tasks, methods, budgets, protocols, policies); no other may.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

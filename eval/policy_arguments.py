@@ -1,7 +1,5 @@
 """Policies of `--policies`: what each argument names, and which tasks a policy was trained on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from kvp.errors import PolicyError, UsageError

@@ -4,8 +4,6 @@ Methods, policies, tokenizer and prompts are loaded and checked against the mode
 configuration; prompts are encoded once; the methods of each task and protocol are planned.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

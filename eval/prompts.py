@@ -1,7 +1,5 @@
 """Prompts of a run: samples of its tasks, encoded once for all methods."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Fields of a run's records: what identifies them, and what is known before an outcome is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

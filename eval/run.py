@@ -4,8 +4,6 @@ Everything that can be refused is refused first (`eval.prepared_run`). Then come
 rows, prompt by prompt (`eval.work`), the timing pass (`eval.timing`) and the closing table.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 import time

@@ -6,8 +6,6 @@ their answer ends, and equal ones run once. Greedy decoding only (`kvp.hf.decodi
 the tokens are those of `model.generate(do_sample=False)` on the same cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

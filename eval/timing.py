@@ -5,8 +5,6 @@ on a few prompts. A fixed number of tokens is decoded, whatever the model answer
 operations are those of matrix products and attention, which torch counts on the first prompt.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -6,8 +6,6 @@ question is then fed to caches of its own, so none sees another one, and records
 prompt alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 

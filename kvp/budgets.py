@@ -3,8 +3,6 @@
 Protected tokens count inside. Imports no torch, so that configs can check their flags.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ transformers take the file for a prompt of k tokens that they have read before.
 In a prompt `kvp.placeholders` stand for these k tokens. Imports no transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, partial

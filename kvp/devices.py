@@ -1,7 +1,5 @@
 """Torch devices: which one a flag names, and which one a process of a job takes."""
 
-from __future__ import annotations
-
 import torch
 
 from kvp.errors import UsageError, first_line

@@ -3,8 +3,6 @@
 Bugs are not `KvpError`s: they keep their traceback. How a program ends: `kvp.program.exit_codes`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Architectures of GGUF files, and what kvp does with the files of each. Imports no torch."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 EQUAL_COUNTS = "llama.cpp holds equal counts in every head: compress without allocator"

@@ -4,8 +4,6 @@
 files that a caller names are fetched, and none of them is executed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a context file says of its model, by which another is told from it: RoPE, buffers, norms."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial

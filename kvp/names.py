@@ -4,8 +4,6 @@ How methods are written is in `kvp.specification`. A new scorer or allocator is 
 `policies`, a name here and its class in `policies.registry`.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from os.path import exists

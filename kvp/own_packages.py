@@ -5,8 +5,6 @@ for them in the working folder and on PYTHONPATH first; `import_own` and, in pro
 `prefer_own_packages` find them next to `kvp`.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

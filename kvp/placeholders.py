@@ -4,8 +4,6 @@ They spell the digest of the context's file and a checksum (`placeholder_ids`). 
 context, an engine's own prefix cache keeps contexts apart by them, and ordinary text has none.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from itertools import count, islice, takewhile

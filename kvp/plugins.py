@@ -4,8 +4,6 @@ Nothing is imported before its name is used, nor are the built-in components of 
 Whatever goes wrong inside foreign code, an exit included, becomes one line that names it.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -4,8 +4,6 @@
 at the end, each flushed; on a terminal one line that changes every second.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading

@@ -15,8 +15,6 @@ Methods that look at the budget rank tokens anew for the budgets of `grid_budget
 rankings serves the budgets above the one before it, up to its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Which of the processes of a job this one is, from flags or a launcher's environment."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass

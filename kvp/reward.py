@@ -14,8 +14,6 @@ Tokens are the last axis; leading axes of `ranking` (samples, heads) broadcast o
 Callers decide which tokens take part (they drop protected ones) and have the optimiser.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ The half-split convention of the Llama family: channel i rotates with channel i 
 channels rotate and the others pass through. `kvp.hf` reads it off a model; trace stores carry it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

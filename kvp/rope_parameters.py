@@ -1,7 +1,5 @@
 """The rotary embedding of a config's `rope_parameters`, by transformers' own formulas."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any

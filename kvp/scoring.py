@@ -4,8 +4,6 @@ A scorer ranks the tokens of one layer's cache; `kvp.hf` (or a trace) supplies t
 protection and budgets are `kvp.ranking`; the list of methods is `kvp.names`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

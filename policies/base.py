@@ -5,8 +5,6 @@ those that kvp brings. Objects of others need no base class, only `name` and `sc
 `allocate`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import sys

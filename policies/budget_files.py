@@ -4,8 +4,6 @@ A file names the model it was made for but is refused only for another number of
 fine-tuned models may use it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

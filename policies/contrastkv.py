@@ -4,8 +4,6 @@ Formula and open points: docs/methods/contrastkv.md. The returned scores realise
 score, S+, position), also between heads and layers (`ordered_scores`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar

@@ -5,8 +5,6 @@ calls, the batch, the device or the process. In a cache that has been shrunk bef
 position is part of the key, so that every eviction draws anew.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

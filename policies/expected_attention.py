@@ -5,8 +5,6 @@ turned back, so hidden states are not needed and traces will do. With no more to
 every token is a sink: recency.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -6,8 +6,6 @@ resolves attentions of tokens with v votes to 1e-7 v. Draws depend on (seed, lay
 are the same in every sequence of a batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar

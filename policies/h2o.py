@@ -6,8 +6,6 @@ the next recent token, or, where that is in already, the next heavy one. A cache
 shrunk before is ranked by the queries since then.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """KeyDiff (arXiv 2504.15364): keep keys that differ from the mean (docs/methods/keydiff.md)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """K-Norm (arXiv 2406.11430): keys of low norm attract attention (docs/methods/knorm.md)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

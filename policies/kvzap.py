@@ -4,8 +4,6 @@ Networks and files: docs/methods/kvzap.md. They compute in the dtype of the mode
 that kvpress writes, not on the published weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

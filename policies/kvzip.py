@@ -3,8 +3,6 @@
 Formula and published settings: docs/methods/kvzip.md; the pass: `kvp.scoring.Reconstruction`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

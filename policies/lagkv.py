@@ -5,8 +5,6 @@ with a fixed one the sinks and the uncompared tail hold up to n_sink + 2 lag tok
 budgets would measure recency only.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

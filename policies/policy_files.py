@@ -4,8 +4,6 @@ Every file is written aside and renamed. `policy.json` has the checksums of all 
 a directory without it is no policy. Nothing here executes anything that a file contains.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

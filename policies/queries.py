@@ -4,8 +4,6 @@ Queries are brought back to where they stood before RoPE, which needs no hidden 
 stored traces, too. Then the rotation is averaged over the positions to come.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Learned policies are not named here: they are directories (`policies.policy_files`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ Formula and published settings: docs/methods/snapkv.md. The automatic window fol
 that a small one is not spent on the window itself. With no more tokens than the window: recency.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

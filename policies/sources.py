@@ -1,7 +1,5 @@
 """Where a policy comes from by its name: a folder, the wheel, the hub, an object store."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

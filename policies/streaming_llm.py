@@ -1,7 +1,5 @@
 """StreamingLLM (arXiv 2309.17453): first tokens and the latest (docs/methods/streaming_llm.md)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """TOVA (arXiv 2401.06104): what the last token attends to (docs/methods/tova.md)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -5,8 +5,6 @@ m omega tokens are the paper's set of m windows, sizes between are filled with t
 best tokens; alpha counts inside the budget. Scores are ranks, so they say nothing across layers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple

@@ -1,7 +1,5 @@
 """Settings of kvp collect, and the checks that need no model. Imports no torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The collection; everything that can be refused is refused before the weights are loaded."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import time

@@ -4,8 +4,6 @@ Command line and `kvp.train` take what is not given of the recipe from the prese
 made directly has the defaults of the first one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace

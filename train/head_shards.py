@@ -5,8 +5,6 @@ folder of `--out`. Heads train independently of each other, from weights and noi
 for the whole model, so the merged policy is the one that a single run would have written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain

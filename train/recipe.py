@@ -7,8 +7,6 @@ its released code; that page lists the differences that remain.
 No torch here: `kvp train --help` reads these defaults.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Run a training: check everything, train, evaluate the best weights, export them."""
 
-from __future__ import annotations
-
 from kvp.errors import UsageError
 from kvp.progress import Progress, phase
 from policies.policy_files import PolicyMeta, save_policy

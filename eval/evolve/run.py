@@ -8,8 +8,6 @@ Every prompt is prefilled and scored once; what a scheme changes is only how man
 tokens each layer keeps. All schemes of a generation are one decoding batch per prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice

@@ -13,8 +13,6 @@ A resumed search draws the same candidates from the same seed and takes their sc
 journal, search.jsonl, which has one JSON line per generation; nothing is unpickled.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ The harness discovers no model classes, so this program imports ours and hands a
 Imports neither torch nor the harness before there is something to run.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What the harness's `--model_args` say about eviction: one method, one budget, one boundary."""
 
-from __future__ import annotations
-
 import json
 
 from eval.methods import Method, build_methods, file_digests

@@ -5,8 +5,6 @@ context is read: it is prefilled and compressed once, and the rest fed. Without 
 are those of HFLM.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Iterator, Sequence

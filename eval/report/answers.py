@@ -1,7 +1,5 @@
 """What every method answered to a few prompts at every budget, compressed for the page."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Seconds and bytes of the batch-1 timing pass; policies of one group are averaged."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Figures of the report, by matplotlib without global state: SVG in the page, PNG for papers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO

@@ -6,8 +6,6 @@ names, and unpacks what is compressed; a content security policy forbids every o
 request. The template (`web/page.html`) escapes every text.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """From computed numbers to tables. No number is computed here but differences and rounding."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

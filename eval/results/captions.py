@@ -1,7 +1,5 @@
 """What a comparison measured and how, in words for captions."""
 
-from __future__ import annotations
-
 from eval.results.comparison import Comparison
 from eval.results.record_names import SEEN
 from kvp.names import LEARNED

@@ -4,8 +4,6 @@ Tasks that cannot tell methods apart are set apart (`sort_tasks`). An unfinished
 method. `eval.results.sentences` puts the numbers into words.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ None or empty, and the report says so; damaged parts are errors. A torn last lin
 interrupted run can leave, is left out with a note.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

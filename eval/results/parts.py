@@ -4,8 +4,6 @@ Used where several workers write, and in an object store, where nothing can be a
 that finds all parts there joins them to rows.jsonl. Joining twice gives the same file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Names of the files of a results folder and of values in their records (docs/formats.md)."""
 
-from __future__ import annotations
-
 from typing import Final, Literal
 
 MANIFEST, ROWS, TIMING = "manifest.json", "rows.jsonl", "timing.jsonl"

@@ -4,8 +4,6 @@ All records of one prompt are appended in one write (`kvp.artifacts.files`), so 
 repeats whole prompts. `docs/formats.md` defines the fields.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar

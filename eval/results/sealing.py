@@ -1,7 +1,5 @@
 """Digests of a results folder's files, which its manifest holds once a run has ended."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Sentences about a comparison, the same in the terminal, on the page, in tables and in Python."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from math import exp

@@ -1,7 +1,5 @@
 """Which setting of each method is shown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from eval.results.method_setting import MethodSetting

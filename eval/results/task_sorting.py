@@ -1,7 +1,5 @@
 """Which tasks can tell methods apart: not those that the full cache fails, nor without loss."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

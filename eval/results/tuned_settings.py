@@ -4,8 +4,6 @@ Written by kvp tune; kvp eval runs it (`--methods tuned:FILE`) and keeps the ent
 of its results, from which kvp report takes them. `docs/formats.md` describes the file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

@@ -5,8 +5,6 @@ the machinery of kvp eval, measures the candidates of every search. The searches
 alone, so a run that is started again finds what was measured in rows.jsonl and goes on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import fields, replace
 from itertools import product

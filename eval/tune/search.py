@@ -15,8 +15,6 @@ Where an option of the best setting has the least or the largest number that was
 trials are used up, the search goes on beyond it, with at most as many trials again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain

@@ -12,8 +12,6 @@ leave is one torn last line: readers leave it out, the next writer cuts it off. 
 is an error that names the file and the line. Imports no torch.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

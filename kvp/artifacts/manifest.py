@@ -5,8 +5,6 @@ Every artefact of kvp (trace store, policy directory, results folder) is describ
 What they record never tells where on a machine a file lay. Imports no torch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Safetensors files, written whole and read with one-line errors."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

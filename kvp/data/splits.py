@@ -1,7 +1,5 @@
 """Splits: which texts, keys, values and rows each one owns. Imports no torch."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Literal
 

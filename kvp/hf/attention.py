@@ -8,8 +8,6 @@ softmax (GPT-OSS) get both, computed as their own eager attention does. Attentio
 caches are not supported.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager

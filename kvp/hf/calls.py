@@ -5,8 +5,6 @@ and `asyncio.to_thread` calls that it starts, and for threads that are given a c
 Calls of the model from any other context are refused while a block is open.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar

@@ -5,8 +5,6 @@ without: a token after it sees the keys at their true distances (`kvp.contexts`)
 keep different numbers of tokens becomes an `EvictingCache`, for models with kvp's attention.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Greedy answers on a cache, and what ends them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import compress
 

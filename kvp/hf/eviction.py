@@ -8,8 +8,6 @@ Inside a block every forward pass of the model gets an `EvictingCache` and is fo
 (`kvp.hf.forward_pass`). `kvp.hf.calls` decides which calls go to a block.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext

@@ -6,8 +6,6 @@ passes write an answer, whose cache is shrunk after every `every` tokens, or nev
 and positions of a call tell which tokens are new (`EvictingCache.mark_tokens`, `check_begins`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any

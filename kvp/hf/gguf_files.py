@@ -1,7 +1,5 @@
 """GGUF files: fields that transformers' reader ignores are applied, or refused in one line."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

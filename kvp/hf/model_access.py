@@ -4,8 +4,6 @@ Works for decoders whose attention modules project queries with `q_proj` (option
 `q_norm`, or gated) or a fused `qkv_proj` (docs/models.md has the families).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Checks of a model: one that kvp cannot evict from is refused in one line, before any work."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from weakref import WeakSet
 

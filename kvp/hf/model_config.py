@@ -5,8 +5,6 @@ chunks, with a recurrent or convolution state, and those without a cache keep th
 transformers gives them, and kvp never touches it. Reasons: `docs/decisions.md#hybrid-models`.
 """
 
-from __future__ import annotations
-
 from transformers import PreTrainedConfig
 from transformers.cache_utils import get_layer_types_and_kwargs
 

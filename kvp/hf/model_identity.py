@@ -1,7 +1,5 @@
 """What a model is called, and digests that tell it from another one."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The rotary embedding of a model, for models that rotate halves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

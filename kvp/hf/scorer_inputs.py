@@ -5,8 +5,6 @@ prompt share one set of extra passes: a request to repeat the context, chunk by 
 2505.23416, section 3), or random tokens (ContrastKV). Nothing here changes the model or the cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial

@@ -10,8 +10,6 @@ is padded, each head has a view of its own. Scorers see every token that is stor
 of the latest ones. Methods that read the whole prompt once more, or statistics of it, are refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

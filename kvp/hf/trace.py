@@ -1,7 +1,5 @@
 """Traces of sequences: prompts, continuations, and the queries, keys and values of both."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile

@@ -14,8 +14,6 @@ changes none of them. So there is no mask of what was evicted, and one of paddin
 - *RoPE that changes with the length*: no text may cross that length after its prompt, either.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig

@@ -3,8 +3,6 @@
 The T x T matrix never exists. Not differentiable: importance is a label, never a loss.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ Plain PyTorch here is the definition; on CUDA devices where triton is installed,
 `TILE` numbers, in which logits of a block of queries become probabilities in place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 

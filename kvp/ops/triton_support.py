@@ -1,7 +1,5 @@
 """What the Triton kernels of this package share."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.util import find_spec
 

@@ -3,8 +3,6 @@
 The line is printed as it is: nothing in a path or a name is read as markup.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -4,8 +4,6 @@ A process does its share of the job and writes it into the shared folder itself,
 other launcher do, so nothing but settings travels through Ray. Imports Ray only when used.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

@@ -6,8 +6,6 @@ default repeats the field without a docstring. `command_line` turns a config int
 first line of a group's docstring is its title in `--help`, a field's docstring is its help.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Mapping

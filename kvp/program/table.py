@@ -5,8 +5,6 @@ Importing this module makes the process find kvp's own packages before a user's 
 also in the processes that it starts.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import textwrap

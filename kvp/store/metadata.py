@@ -6,8 +6,6 @@ its presence commits a sequence; it names its store and the checksums of its sha
 nothing can lie in another's place.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor

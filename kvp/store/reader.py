@@ -4,8 +4,6 @@ Every read is checked by one checksum: a record's own, and a CRC-32C per head in
 the record repeats.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

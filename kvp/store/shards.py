@@ -5,8 +5,6 @@ and at the end an index of their offsets and sizes with a CRC-32C of its own. za
 readers take the heads that they need, check both CRCs, and that the sequence's record has them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """AdaKV (arXiv 2407.11550): heads of a layer compete for its budget (docs/methods/ada.md)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

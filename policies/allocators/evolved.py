@@ -1,7 +1,5 @@
 """EvolKV's budgets: tokens per layer, chosen once for later budgets (docs/methods/evolved.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """KVzip (arXiv 2505.23416, section 3.4): all heads share one budget (docs/methods/global.md)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import ClassVar
 

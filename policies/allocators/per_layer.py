@@ -1,7 +1,5 @@
 """Counts per layer, the same in all its KV heads: what `pyramid`, `windowkv`, `evolved` share."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

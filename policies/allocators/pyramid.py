@@ -1,7 +1,5 @@
 """PyramidKV (arXiv 2406.02069): the lowest layers get the most tokens (docs/methods/pyramid.md)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar

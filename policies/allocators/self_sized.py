@@ -1,7 +1,5 @@
 """The sizes that a scorer gives (GVote, arXiv 2509.03136), whatever the budget."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """All heads and layers keep the same tokens, as some engines need it (docs/methods/shared.md)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

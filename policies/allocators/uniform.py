@@ -1,7 +1,5 @@
 """The same number of tokens in every head: the default of every method."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """WindowKV's budgets (arXiv 2503.17922) by groups of layers (docs/methods/windowkv_rule.md)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar

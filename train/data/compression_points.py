@@ -4,8 +4,6 @@ At a compression point N the first N tokens of a sequence are in the cache, the 
 Nothing here has state, so a resumed run draws exactly what an uninterrupted one would have drawn.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

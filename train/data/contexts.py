@@ -6,8 +6,6 @@ cached while they fit and recomputed afterwards, with the same result. Traces st
 dtype and become float32 when a context is made.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Labels: how the importance of a token is computed, or which stores hold it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Training data: a trace store and the sequences of it that a run uses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

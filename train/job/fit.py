@@ -4,8 +4,6 @@ Ours are: checkpoints that replace one another on their disk (Lightning makes it
 progress, exit codes of signals, and one line about a checkpoint that cannot be continued from.
 """
 
-from __future__ import annotations
-
 import logging
 import signal
 import threading

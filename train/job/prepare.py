@@ -1,7 +1,5 @@
 """Preparation of a run: everything that can be checked before anything is written."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Any
 

@@ -6,8 +6,6 @@ everything that decides the weights agrees. A run whose folder lies in an object
 copy on this disk; checkpoints and logs are sent as they are made, the policy at the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a training prints and shows: its scope, charts, a table of every head, and what is next."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from pathlib import Path

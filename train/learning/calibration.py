@@ -6,8 +6,6 @@ Isotonic regression of the bins' means gives the increasing function closest to 
 steps becomes one knot, and logarithms are interpolated between knots (`policies.learned`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

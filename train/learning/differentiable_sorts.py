@@ -10,8 +10,6 @@ above. Soft ranks are equivariant under permutations of the tokens, do not chang
 shift, and become the hard ranks where their strength goes to 0.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rankers before the first step; `fourier` takes statistics and frequencies from the traces."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

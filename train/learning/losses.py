@@ -5,8 +5,6 @@ normalisation stay within one head, and losses are summed over heads, so that wh
 means does not depend on how many heads train together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 

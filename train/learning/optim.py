@@ -9,8 +9,6 @@ the same pace. `torch.optim.Muon` takes single matrices in bfloat16; here the ma
 are [A, in, out], each orthogonalised on its own, in one batch of products and in their own dtype.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -9,8 +9,6 @@ question is seen, kvp eval also shows methods the last token (docs/decisions.md#
 contexts do not hold: the mean key of KeyDiff and the partitions of LagKV differ by it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace

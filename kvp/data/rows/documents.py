@@ -5,8 +5,6 @@ trees (OpenAssistant's exports, one message per row) by a hash of their id, all 
 together; a running text by position.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

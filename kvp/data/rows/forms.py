@@ -1,7 +1,5 @@
 """Forms of a row: its columns decide whether it is a dialogue, a question or running text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ pandas writes the whole numbers of a column with a missing value as 42.0. `plain
 for every format and column, so that the same table gives the same samples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -6,8 +6,6 @@ earlier turns and the last one always does: an evicted value costs likelihood at
 ask for later, and exchanges, each with alternatives.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence

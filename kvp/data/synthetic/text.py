@@ -13,8 +13,6 @@ about) or drawn afresh from the word list of its name; `{a x}` comes with its ar
 a plot is a list of alternatives, at least one of them with a name of a person or town.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re
