@@ -59,14 +59,11 @@ def run(config: CompressConfig) -> None:
             file = str(context.write(config.out))
             slot = write_slot(context, config.gguf, config.out) if config.gguf else None
             line = {
-                "document": name,
-                "policy": config.label,
-                "file": file,
+                "document": name, "policy": config.label, "file": file,
                 **({"slot": slot.name} if slot else {}),
-                "tokens": context.facts.tokens,
-                "kept": context.facts.kept,
+                "tokens": context.facts.tokens, "kept": context.facts.kept,
                 "placeholders": context.placeholders,
-            }
+            }  # fmt: skip
             print(json.dumps(line), flush=True)
             progress.advance(note=name)
     say(f"contexts in {config.out}: {len(documents)}")

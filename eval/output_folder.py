@@ -22,12 +22,9 @@ from kvp.data.task import INPUT_FLAGS
 from kvp.errors import ResultsError
 
 RESULTS = FolderKind(
-    noun="results folder",
-    marker=MANIFEST,
-    error=ResultsError,
-    format=FORMAT,
+    noun="results folder", marker=MANIFEST, error=ResultsError, format=FORMAT,
     optional=("model_digest",),
-)
+)  # fmt: skip
 
 
 def open_folder(

@@ -157,11 +157,8 @@ def check_tuning(config: EvalConfig, tuned: Iterable[TunedSettings]) -> list[str
         for name in SHARED:
             if (theirs := settings.data.get(name)) != ours[name]:
                 notes.append(f"{label}: chosen with --{name} {theirs}, this run has {ours[name]}")
-        notes += [
-            f"{label}: {one.chosen.label} ignores --protection"
-            for one in settings.methods
-            if one.chosen.protected not in PROTECTIONS[config.protection]
-        ]
+        notes += [f"{label}: {one.chosen.label} ignores --protection" for one in settings.methods
+                  if one.chosen.protected not in PROTECTIONS[config.protection]]  # fmt: skip
     return notes
 
 

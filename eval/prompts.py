@@ -167,15 +167,11 @@ def _load_task_prompts(
             raise UsageError(f"--tasks {name}: sample {sample.id} has no reply to measure")
         prompts.append(
             Prompt(
-                task=sample.task,
-                requested_as=name,
-                sample=sample,
-                encoded=encoded,
-                scored_by=task.score,
-                evidence=evidence_tokens(sample, encoded, tokenizer),
+                task=sample.task, requested_as=name, sample=sample, encoded=encoded,
+                scored_by=task.score, evidence=evidence_tokens(sample, encoded, tokenizer),
                 readable=seen[sample.task] < READABLE_PROMPTS,
             )
-        )
+        )  # fmt: skip
         seen[sample.task] += 1
     notes = list(getattr(samples, "notes", ()))
     if not prompts:

@@ -18,16 +18,10 @@ LONGEST_TEXT = 2000
 def identify(config: EvalConfig, prompt: Prompt, protocol: str, method: Method) -> Record:
     """Fields of a record that identify it, known before the prompt runs."""
     return {
-        "model": config.model_name,
-        **method.fields,
-        "protocol": protocol,
-        "task": prompt.task,
-        "split": config.split,
-        "length": config.length,
-        "budget_spec": method.budget_spec,
-        "example": prompt.sample.id,
-        "seed": config.seed,
-    }
+        "model": config.model_name, **method.fields, "protocol": protocol, "task": prompt.task,
+        "split": config.split, "length": config.length, "budget_spec": method.budget_spec,
+        "example": prompt.sample.id, "seed": config.seed,
+    }  # fmt: skip
 
 
 def make_record(
@@ -38,21 +32,14 @@ def make_record(
     return {
         **identify(config, prompt, protocol, method),
         "budget": budget and max(budget.tokens(tokens), method.tokens(tokens)),
-        "prompt_digest": prompt.sample.digest,
-        "prompt_tokens": len(prompt.encoded.ids),
-        "cached_tokens": tokens,
-        "kept_tokens": int(size) if size.is_integer() else size,
+        "prompt_digest": prompt.sample.digest, "prompt_tokens": len(prompt.encoded.ids),
+        "cached_tokens": tokens, "kept_tokens": int(size) if size.is_integer() else size,
         **_evidence_fields(prompt.evidence, kept, tokens),
-        "cache_bytes": None,
-        "prediction": None,
-        "references": list(prompt.sample.references),
-        "metric": prompt.sample.metric,
+        "cache_bytes": None, "prediction": None,
+        "references": list(prompt.sample.references), "metric": prompt.sample.metric,
         **({"labels": dict(prompt.sample.labels)} if prompt.sample.labels else {}),
-        "score": None,
-        "nll": None,
-        "reply_tokens": None,
-        "seconds": None,
-    }
+        "score": None, "nll": None, "reply_tokens": None, "seconds": None,
+    }  # fmt: skip
 
 
 def tokens_per_head(kept: Tensor) -> float:

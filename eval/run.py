@@ -170,16 +170,10 @@ def _write_plan(
     for note in notes:
         say(f"note: {note}")
     write_manifest(
-        output,
-        config,
-        digests,
-        [*prepared.notes, *notes],
-        model_digest=runner.identify_model(),
-        layers=prepared.geometry.layer_indices,
-        planned=planned_rows(prepared),
-        trained=trained,
+        output, config, digests, [*prepared.notes, *notes], model_digest=runner.identify_model(),
+        layers=prepared.geometry.layer_indices, planned=planned_rows(prepared), trained=trained,
         tuned=dict.fromkeys(method.tuned for method in prepared.methods if method.tuned),
-    )
+    )  # fmt: skip
 
 
 def _evaluate_rows(

@@ -163,25 +163,10 @@ def make_method(spec: ScorerSpec, allocator: AllocatorSpec | None = None) -> Sco
 SCORERS: Mapping[str, type[BaseScorer]] = {
     kind.base_name: kind
     for kind in (
-        Random,
-        RandomPinned,
-        RandomPerLayer,
-        Ring,
-        StreamingLLM,
-        KNorm,
-        KeyDiff,
-        LagKV,
-        SnapKV,
-        TOVA,
-        H2O,
-        KVzip,
-        ContrastKV,
-        ExpectedAttention,
-        GVote,
-        WindowKV,
-        Oracle,
+        Random, RandomPinned, RandomPerLayer, Ring, StreamingLLM, KNorm, KeyDiff, LagKV, SnapKV,
+        TOVA, H2O, KVzip, ContrastKV, ExpectedAttention, GVote, WindowKV, Oracle,
     )
-}
+}  # fmt: skip
 """Built-in scorers: method name -> class, in the order of `kvp.names`."""
 
 NULLS = tuple(name for name, kind in SCORERS.items() if kind.null)

@@ -152,12 +152,9 @@ def _collect(config: CollectConfig, prompts: CollectionPlan) -> None:
         model.config, dtype=config.dtype, max_tokens=config.max_tokens
     )
     store_plan = StorePlan(
-        geometry=geometry_of(model.config),
-        dtype=config.dtype,
-        max_tokens=config.max_tokens,
-        sequences=len(prompts),
-        labels=config.label_list,
-    )
+        geometry=geometry_of(model.config), dtype=config.dtype, max_tokens=config.max_tokens,
+        sequences=len(prompts), labels=config.label_list,
+    )  # fmt: skip
     manifest = run_manifest(
         config.recorded_settings(),
         seed=config.seed,

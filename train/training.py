@@ -54,15 +54,10 @@ def train_rankers(job: Job) -> RankerTraining:
     rankers = random_rankers(job.recipe, job.traces, sequences, job.heads, job.config.seed)
     print_start(job, rankers)
     module = RankerTraining(
-        rankers,
-        job.recipe,
-        job.source(job.recipe.label),
-        sequences,
-        seed=job.config.seed,
-        activation_bytes=job.config.activation_gb * 1e9,
-        heads=job.heads,
-        model_heads=job.traces.geometry.total_kv_heads,
-    )
+        rankers, job.recipe, job.source(job.recipe.label), sequences,
+        seed=job.config.seed, activation_bytes=job.config.activation_gb * 1e9,
+        heads=job.heads, model_heads=job.traces.geometry.total_kv_heads,
+    )  # fmt: skip
     fit(module, ValidationAndCheckpoints(job, module), job)
     return module
 

@@ -44,19 +44,9 @@ class EvolveConfig(SharedConfig, MemoryConfig, RunConfig):
     """Rescale every candidate to the budget, or only reward staying below it (as published)."""
 
     IDENTITY: ClassVar[tuple[str, ...]] = (
-        *SharedConfig.IDENTITY,
-        "tasks",
-        "policies",
-        "protection",
-        "scorer",
-        "budget",
-        "protocol",
-        "search_prompts",
-        "holdout",
-        "group",
-        "generations",
-        "constraint",
-    )
+        *SharedConfig.IDENTITY, "tasks", "policies", "protection", "scorer", "budget",
+        "protocol", "search_prompts", "holdout", "group", "generations", "constraint",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -247,16 +247,10 @@ def plan_search(
             "lower it, or raise --length"
         )
     return evolution.SearchPlan(
-        layers=layers,
-        target=config.target,
-        budget=tokens,
-        minimum=minimum,
-        maximum=reference,
-        group=config.group,
-        generations=config.generations,
-        constraint=config.constraint,
+        layers=layers, target=config.target, budget=tokens, minimum=minimum, maximum=reference,
+        group=config.group, generations=config.generations, constraint=config.constraint,
         seed=config.seed,
-    )
+    )  # fmt: skip
 
 
 def _held_out(
@@ -272,12 +266,9 @@ def _held_out(
     interval = paired_difference({None: ours}, {None: theirs}, seed=plan.seed)
     score, uniform = others.means(values)
     return {
-        "prompts": len(units),
-        "score": score,
-        "uniform": uniform,
-        "difference": interval.mean,
-        "interval": [interval.low, interval.high],
-    }
+        "prompts": len(units), "score": score, "uniform": uniform,
+        "difference": interval.mean, "interval": [interval.low, interval.high],
+    }  # fmt: skip
 
 
 def print_budgets(budgets: BudgetFile) -> None:

@@ -213,14 +213,10 @@ def search(plan: SearchPlan, score_schemes: ScoreSchemes, journal: Journal) -> C
         if entry is None:
             journal.append(
                 Generation(
-                    group=group,
-                    generation=generation,
-                    schemes=schemes,
-                    scores=scores,
-                    fitness=fitness,
-                    evaluated=len(new),
+                    group=group, generation=generation, schemes=schemes, scores=scores,
+                    fitness=fitness, evaluated=len(new),
                 )
-            )
+            )  # fmt: skip
         return [*map(Candidate, weights, schemes, scores, fitness)]
 
     (elite,) = evaluate_generation(UNIFORM_GROUP, 0, [np.full(plan.layers, float(plan.budget))])
@@ -252,16 +248,11 @@ def describe_search(plan: SearchPlan, journal: Journal, elite: Candidate) -> dic
     """How a search was made and what came out, as budgets.json records it."""
     start = journal.generations[0]
     return {
-        "constraint": plan.constraint,
-        "lambda": LAMBDA,
-        "gamma": GAMMA,
-        "sigma": SIGMA,
-        "reach": REACH,
-        "group": plan.group,
-        "generations": len(journal.generations) - 1,
+        "constraint": plan.constraint, "lambda": LAMBDA, "gamma": GAMMA, "sigma": SIGMA,
+        "reach": REACH, "group": plan.group, "generations": len(journal.generations) - 1,
         "evaluations": sum(entry.evaluated for entry in journal.generations),
         "seconds": sum(entry.seconds for entry in journal.generations),
         "uniform": {"score": start.scores[0], "fitness": start.fitness[0]},
         "elite": {"score": elite.score, "fitness": elite.fitness},
         "best_fitness": [max(entry.fitness) for entry in journal.generations],
-    }
+    }  # fmt: skip

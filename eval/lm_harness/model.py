@@ -36,15 +36,9 @@ from kvp.ranking import check_geometry
 from kvp.scoring import Needs, needs_of
 
 _HFLM_ARGUMENTS = (
-    "max_length",
-    "add_bos_token",
-    "prefix_token_id",
-    "softmax_dtype",
-    "think_end_token",
-    "enable_thinking",
-    "chat_template_args",
-    "truncation",
-)
+    "max_length", "add_bos_token", "prefix_token_id", "softmax_dtype",
+    "think_end_token", "enable_thinking", "chat_template_args", "truncation",
+)  # fmt: skip
 """Arguments of HFLM that mean here what they mean there."""
 _SETTINGS = "settings of kvp"
 

@@ -93,20 +93,14 @@ def summarise_timings(records: Iterable[TimingRow], groups: PolicyGroups) -> lis
         flops = [part / whole for part, whole in counted if part is not None and whole]
         size = "kept_tokens" if same[0]["budget"] is None else "budget"
         timing = Timing(
-            setting=setting,
-            protocol=protocol,
-            spec=spec,
-            cache_bytes=nbytes,
+            setting=setting, protocol=protocol, spec=spec, cache_bytes=nbytes,
             budget=None if spec is None else _mean_field(same, size),
-            bytes_to_full=nbytes / whole_bytes if whole_bytes else None,
-            prompts=len(decode),
+            bytes_to_full=nbytes / whole_bytes if whole_bytes else None, prompts=len(decode),
             flops=float(np.mean(flops)) if flops else None,
-            prefill=median_interval(prefill),
-            evict=median_interval(evict),
-            evict_to_prefill=_ratio(evict, prefill),
-            decode=median_interval(decode),
+            prefill=median_interval(prefill), evict=median_interval(evict),
+            evict_to_prefill=_ratio(evict, prefill), decode=median_interval(decode),
             decode_to_full=_ratio(decode, full),
-        )
+        )  # fmt: skip
         measured.append(timing)
     return sorted(measured, key=lambda timing: (timing.budget is not None, timing.budget or 0.0))
 

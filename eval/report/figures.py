@@ -29,23 +29,13 @@ _PATTERNS = ((1, 1), (9, 1.5), (2, 4), (9, 1.5, 1, 1.5, 1, 1.5))
 """Lengths of dashes and of the gaps between them, in line widths."""
 _DASHES: Any = ("-", "--", "-.", *((0, pattern) for pattern in _PATTERNS))
 _SETTINGS: Any = {
-    "text.parse_math": False,
-    "font.size": 9,
-    "font.sans-serif": ["DejaVu Sans"],
+    "text.parse_math": False, "font.size": 9, "font.sans-serif": ["DejaVu Sans"],
     "svg.fonttype": "none",
-    "axes.edgecolor": "#999999",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "grid.color": "#e4e4e4",
-    "axes.titlesize": 9,
-    "axes.titlelocation": "left",
-    "legend.frameon": False,
-    "legend.columnspacing": 0.8,
-    "legend.handlelength": 1.6,
-    "legend.handletextpad": 0.5,
-}
+    "axes.edgecolor": "#999999", "axes.spines.top": False, "axes.spines.right": False,
+    "axes.facecolor": "none", "axes.grid": True, "grid.color": "#e4e4e4",
+    "axes.titlesize": 9, "axes.titlelocation": "left", "legend.frameon": False,
+    "legend.columnspacing": 0.8, "legend.handlelength": 1.6, "legend.handletextpad": 0.5,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

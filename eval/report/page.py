@@ -88,12 +88,9 @@ def render(data: PageData) -> str:
     """The page as HTML."""
     web = resources.files("eval.report") / "web"
     environment = Environment(
-        loader=PackageLoader("eval.report", "web"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+        loader=PackageLoader("eval.report", "web"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
     environment.filters["packed"] = pack_text
     shown = data.comparisons
     protocols = [(one, SEEN[one]) for one in dict.fromkeys(each.protocol for each in shown)]

@@ -143,12 +143,9 @@ class Comparison:
         others = rank(setting for setting in compared if setting.method != LEARNED)
         ranked = [family[0] for family in group_by(others, lambda setting: setting.family).values()]
         return Best(
-            budget=budget,
-            learned=bool(learned),
-            ranked=ranked,
-            compared=[*compared, *nulls],
+            budget=budget, learned=bool(learned), ranked=ranked, compared=[*compared, *nulls],
             settings=[*learned, *ranked[: 2 - len(learned)], *rank(nulls)[:1]],
-        )
+        )  # fmt: skip
 
     @cached_property
     def gaps(self) -> Mapping[estimates.CellKey, Interval]:

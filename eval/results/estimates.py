@@ -52,30 +52,15 @@ class Measure:
 
 MEASURES: Mapping[Kind, Measure] = {
     "accuracy": Measure(
-        field="score",
-        title="accuracy, %",
-        scale=100,
-        sign=1,
-        digits=0,
-        unit="%",
-        page_format=".1f",
-        verb="answers",
-        gap_format="+.1f",
-        gap_unit="points",
+        field="score", title="accuracy, %", scale=100, sign=1, digits=0, unit="%",
+        page_format=".1f", verb="answers", gap_format="+.1f", gap_unit="points",
     ),
     "perplexity": Measure(
-        field="nll",
-        title="perplexity of the given text",
-        scale=1,
-        sign=-1,
-        digits=2,
-        unit="",
-        page_format=".2f",
-        verb="has a perplexity of",
-        gap_format="+.3f",
+        field="nll", title="perplexity of the given text", scale=1, sign=-1, digits=2,
+        unit="", page_format=".2f", verb="has a perplexity of", gap_format="+.3f",
         gap_unit="nats per token",
     ),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

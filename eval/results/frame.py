@@ -91,21 +91,14 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
                 "metric": "answers" if comparison.kind == "accuracy" else comparison.kind,
                 "protocol": comparison.protocol,
                 "task": OVERALL if overall else f"task {name}" if name == OVERALL else name,
-                "apart": apart,
-                "method": setting.family,
-                "setting": setting.details,
-                "chosen": setting in comparison.choices,
-                "budget": spec,
-                "estimate": estimate.interval.mean,
-                "low": estimate.interval.low,
-                "high": estimate.interval.high,
-                "n": estimate.interval.prompts,
-                "policies": estimate.policies,
-                "kept_tokens": estimate.kept_tokens,
-                "kept_share": estimate.share,
-                "cache_bytes": estimate.nbytes,
+                "apart": apart, "method": setting.family, "setting": setting.details,
+                "chosen": setting in comparison.choices, "budget": spec,
+                "estimate": estimate.interval.mean, "low": estimate.interval.low,
+                "high": estimate.interval.high, "n": estimate.interval.prompts,
+                "policies": estimate.policies, "kept_tokens": estimate.kept_tokens,
+                "kept_share": estimate.share, "cache_bytes": estimate.nbytes,
                 "share_of_full": estimate.interval.mean / mean if mean else math.nan,
-            }
+            }  # fmt: skip
             row |= _gap_columns("minus_full", key, to_full, differ)
             rows.append(row | _gap_columns("minus_lead", key, to_lead, significant))
     return pandas.DataFrame(rows)

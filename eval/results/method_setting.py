@@ -53,13 +53,10 @@ class MethodSetting:
     def of(cls, record: MethodFields, groups: PolicyGroups) -> MethodSetting:
         """The setting of a record of any results file."""
         return cls(
-            method=record["method"],
-            variant=record["variant"],
-            allocator=record["allocator"],
-            self_sized=record["budget_spec"] == SELF_SIZED,
-            policy=groups[record["policy"]],
+            method=record["method"], variant=record["variant"], allocator=record["allocator"],
+            self_sized=record["budget_spec"] == SELF_SIZED, policy=groups[record["policy"]],
             protected=record["protected"],
-        )
+        )  # fmt: skip
 
     @property
     def fields(self) -> dict[str, Any]:

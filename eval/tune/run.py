@@ -120,14 +120,11 @@ class Tuning:
         bounds = None if self.prepared.prompts[0].teacher_forced else (0, 1)
         interval = bootstrap_mean(scores, bounds=bounds)
         return ScoredSetting(
-            scorer=space.scorer_spec(setting),
-            variant=setting.variant,
-            allocator=space.allocator_spec(setting),
-            allocator_name=setting.allocator,
-            protected=setting.protected,
-            score=interval.mean,
+            scorer=space.scorer_spec(setting), variant=setting.variant,
+            allocator=space.allocator_spec(setting), allocator_name=setting.allocator,
+            protected=setting.protected, score=interval.mean,
             interval=(interval.low, interval.high),
-        )
+        )  # fmt: skip
 
     def outcome(self) -> TunedSettings:
         """The chosen settings, as settings.json has them."""

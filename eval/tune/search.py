@@ -119,14 +119,10 @@ def _make_space(config: TuneConfig, scorer: str, allocator: str | None) -> Searc
         for protected in protections(config.protection, protected_tokens(config))
     ]
     return SearchSpace(
-        requested=requested,
-        scorer=scorer,
-        seeds=tuple(seeds),
-        scorer_grid=grid,
-        initial=tuple(dict.fromkeys(initial)),
-        allocators=allocators,
+        requested=requested, scorer=scorer, seeds=tuple(seeds), scorer_grid=grid,
+        initial=tuple(dict.fromkeys(initial)), allocators=allocators,
         largest=config.length,
-    )
+    )  # fmt: skip
 
 
 def _searched_options(scorer: Scorer | None, text: str) -> tuple[Grid, list[Method]]:

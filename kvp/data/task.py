@@ -32,12 +32,8 @@ _CONTENT = frozenset(
 )
 """Fields that it is always of; of the others where they are not the default."""
 _TUPLES = {
-    "messages": Mapping,
-    "references": str,
-    "classes": str,
-    "token_ids": int,
-    "reply_token_ids": int,
-}
+    "messages": Mapping, "references": str, "classes": str, "token_ids": int, "reply_token_ids": int
+}  # fmt: skip
 """Fields that are tuples, and what they hold."""
 _OTHERS = {"max_new_tokens": int, "chat_template": bool, "labels": Mapping}
 """Types of the other fields that are no text."""

@@ -54,12 +54,9 @@ class Job:
         if label not in self.sources:
             memory = int(self.config.memory_gb * 1e9)
             self.sources[label] = ContextSource(
-                self.traces,
-                memory_bytes=memory,
-                device=self.device,
-                label=label,
+                self.traces, memory_bytes=memory, device=self.device, label=label,
                 recent="recent" in self.recipe.input_list,
-            )
+            )  # fmt: skip
         return self.sources[label]
 
     def validation_points(self, limit: int) -> list[CompressionPoint]:
