@@ -12,8 +12,6 @@ many sequences a way ends in a second on the wall, the median of the rounds. It 
 one core.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import time

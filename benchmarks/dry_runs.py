@@ -7,8 +7,6 @@ MB on disk, `kvp eval` seconds on the wall. `took` holds all that a program does
 It takes less than a minute.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial

@@ -11,8 +11,6 @@ at once as fit, whole (ordinary requests) and compressed, from its prefix cache.
 processor, of all threads; of the rounds the medians.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

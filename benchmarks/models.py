@@ -1,7 +1,5 @@
 """Models to measure: real ones where they are at hand, else random weights of the same shape."""
 
-from __future__ import annotations
-
 import json
 
 import torch

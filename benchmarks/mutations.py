@@ -9,8 +9,6 @@ imported) is invalid: any test would notice that. One whose line is no longer th
 table has to follow the code. Exit code 1 if one survives or is invalid.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

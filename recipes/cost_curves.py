@@ -6,8 +6,6 @@ No generation: queries, keys and values come from the traces, importance is the 
 and scores come from the scorers that evict. Methods that read more than traces hold are refused.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections import Counter

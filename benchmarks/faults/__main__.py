@@ -5,8 +5,6 @@
 FILE gets counts and faults of each area when it ends, and keeps those of areas that do not run.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """What is done to a program, or to what it wrote, and what must follow."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import signal

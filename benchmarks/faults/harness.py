@@ -4,8 +4,6 @@ A trial runs a program, which must end with exit code 0, or 2 and one line on st
 what it wrote, which must be what an undisturbed run writes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The programs that are disturbed, with small work for each, and what reads what they write."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -16,8 +16,6 @@ over the prefill without, holds everything, the noise of two prefills too. `by_d
 added cannot be timed alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """kvp's methods: what each adds to a prefill."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 `python -m benchmarks.method_scoring` starts this with the interpreter of `--kvpress`.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import ExitStack
 from functools import partial

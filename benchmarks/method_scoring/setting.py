@@ -3,8 +3,6 @@
 Runs in both environments, so nothing here imports `kvp.hf`.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -13,8 +13,6 @@ two cores that do nothing else all take about ten minutes; on a GPU each is ende
 the rows until then are its file where there was none.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

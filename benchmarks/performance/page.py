@@ -1,7 +1,5 @@
 """Write docs/performance.md from the JSON files alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import textwrap

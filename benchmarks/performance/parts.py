@@ -1,7 +1,5 @@
 """The parts of the page: commands, flags, limits, and the texts over their tables."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

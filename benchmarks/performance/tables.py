@@ -1,7 +1,5 @@
 """Rows of the JSON files as tables of the page."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter

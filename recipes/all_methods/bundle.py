@@ -10,8 +10,6 @@ The model's digests are taken from the results. `--base_model` is the hub id of 
 quantised copy was made of. What was written by hand at the end of the former card stays.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 from collections.abc import Sequence

@@ -5,8 +5,6 @@
 takes a second. docs/your_model.md trains on some of the rows and asks about others.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

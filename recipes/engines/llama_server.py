@@ -7,8 +7,6 @@ the server, restores one slot per document, asks over the server's own HTTP inte
 about the whole documents, and prints what the server says of both (docs/engines.md).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Documents and questions about them that the demonstrations ask an engine: three, or own rows."""
 
-from __future__ import annotations
-
 import argparse
 import random
 from operator import attrgetter

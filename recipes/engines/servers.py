@@ -1,7 +1,5 @@
 """Start a server on a free port of this machine, and stop it: what the demonstrations share."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import time

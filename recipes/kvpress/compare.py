@@ -8,8 +8,6 @@
 than rounding can explain: near ties that two versions of transformers order differently.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

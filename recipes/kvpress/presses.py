@@ -13,8 +13,6 @@ and values, the ratio that belongs to the budget, and the index of the layer. Pr
 version of most of them.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from types import ModuleType

@@ -9,8 +9,6 @@ and nine questions about names, numbers and lines of it, drawn at random, with e
 six begins with a rule that all its answers follow. No needle is put into any text. Takes seconds.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

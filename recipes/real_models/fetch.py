@@ -11,8 +11,6 @@ expected one. The original weights need no fetching: --model also takes an id of
 hub, such as HuggingFaceTB/SmolLM2-135M-Instruct.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

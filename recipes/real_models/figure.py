@@ -8,8 +8,6 @@ that all lengths share, without intervals, since a length has two or three promp
 seconds.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -8,8 +8,6 @@ MODEL score their tokens by KVzip+, and fits one MLP per layer to the logarithm 
 `--methods kvzap:OUT+global`. Seed 0.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -8,8 +8,6 @@ not use and of articles. Questions ask for an entry, or what follows some words.
 `kvp eval --tasks data --split all`. Takes a second.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sysconfig

@@ -7,8 +7,6 @@ line per task, and the lines of NAME in overall.csv, all tasks together. Tables 
 numbers of these files.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterable, Iterator

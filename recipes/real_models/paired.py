@@ -8,8 +8,6 @@ other setting at every budget the difference of accuracy (0 to 1), its 95 % inte
 and whether it differs from 0 at 5 % after correction.
 """
 
-from __future__ import annotations
-
 import argparse
 
 import pandas as pd

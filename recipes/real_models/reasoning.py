@@ -9,8 +9,6 @@ nothing. It prints the accuracy with 95 % intervals (Wilson). OUT.csv gets every
 it has already are not computed again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

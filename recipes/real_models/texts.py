@@ -10,8 +10,6 @@ dialogues of about 1,000 tokens, pieces of articles, and messages to classify af
 seconds.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -8,8 +8,6 @@ prompts, drawn at random, is for the test. `metrics.json` in the folder has the 
 and, of the test prompts, the accuracy, and the recall and the F1 score of aggregation.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -7,8 +7,6 @@ classifier of transformers with the labels `qa` and `aggregation`, such as `task
 trains. Both take the other options of `windowkv`.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
