@@ -78,11 +78,12 @@ def name_meant(name: str, names: Iterable[str], unlisted: Iterable[str] = ()) ->
 
 @contextmanager
 def in_python() -> Iterator[None]:
-    """Around a call from Python: messages name settings without dashes, but in commands of kvp."""
+    """Around a call from Python: settings have no dashes but in commands of kvp and in quotes."""
     try:
         yield
     except KvpError as error:
         programs = "collect|train|eval|report|list|tune|evolve|merge|compress|lm-eval"
         command = rf"\bkvp (?:{programs})\b(?:[^,;:.)]|[,;:.](?=\S))*"  # to the end of its clause
-        error.args = (re.sub(rf"({command})|(?<![\w-])--(?=[a-z])", r"\1", str(error)),)
+        quoted = r"(?<!\w)'[^']*'|(?<!\w)\"[^\"]*\""
+        error.args = (re.sub(rf"({command}|{quoted})|(?<![\w-])--(?=[a-z])", r"\1", str(error)),)
         raise

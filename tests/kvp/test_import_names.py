@@ -78,5 +78,5 @@ def test_programs_from_python_take_the_flags_as_keywords(tmp_path):
         kvp.evaluate(out="o", protocols=["query_aware", "b"])  # a list in place of commas
     assert kvp.collect(out=str(tmp_path / "traces"), dry_run=True) is None
     for of in PROGRAMS:
-        with pytest.raises(UsageError, match=f"^kvp needs a; kvp {of} --b 5%,c, d$"), in_python():
-            raise UsageError(f"kvp needs --a; kvp {of} --b 5%,c, --d")
+        with pytest.raises(UsageError, match=f"^kvp is a '--e'; kvp {of} --b 5,c, d$"), in_python():
+            raise UsageError(f"kvp is --a '--e'; kvp {of} --b 5,c, --d")
