@@ -32,6 +32,7 @@ ConfigT = TypeVar("ConfigT", bound="Group")
 _SWITCHES = ("help", "version")
 _YES = ("true", "yes", "on")
 _NO = ("false", "no", "off")
+_AS_TEXT = "; in YAML write several as `a,b`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +109,13 @@ def flags_of(config_class: type[Group], preset: object = None) -> dict[str, Flag
 
 def parse_value(flag: Flag, value: object) -> object:
     """Value of a flag from command-line text or a YAML scalar; UsageError names what it takes."""
+    name = flag.written.split()[0]
     if value is None or (flag.optional and value in ("null", "None")):
         if flag.optional:
             return None
-        raise UsageError(f"--{flag.name} needs a value")
+        raise UsageError(f"{name} needs a value")
     if isinstance(value, list | dict):
-        raise UsageError(f"--{flag.name} takes one value; in YAML write several as `a,b`")
+        raise UsageError(f"{name} takes one value" + _AS_TEXT * (not flag.positional))
     if flag.choices:
         text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
         if text in flag.choices:
@@ -121,15 +123,15 @@ def parse_value(flag: Flag, value: object) -> object:
         hint = did_you_mean(text, flag.choices)
         *others, last = flag.choices
         allowed = f"{', '.join(others)} or {last}" if others else last
-        raise UsageError(f"--{flag.name} must be {allowed}, got {value!r}{hint}")
+        raise UsageError(f"{name} must be {allowed}, got {value!r}{hint}")
     if flag.kind is bool:
         if (text := str(value).lower()) not in (*_YES, *_NO):
-            raise UsageError(f"--{flag.name} must be true or false, got {value!r}")
+            raise UsageError(f"{name} must be true or false, got {value!r}")
         return text in _YES
     if flag.kind in (int, float):
         return _number(flag, value)
     if not isinstance(value, str):
-        raise UsageError(f"--{flag.name} must be text; in YAML put it in quotes, got {value!r}")
+        raise UsageError(f"{name} must be text; in YAML put it in quotes, got {value!r}")
     return value
 
 
@@ -305,9 +307,14 @@ def _values(
     flags: Mapping[str, Flag], from_files: Mapping[str, Any], given: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
     """Settings by name: those of files, under arguments and flags."""
-    settings = {name: parse_value(flags[name], value) for name, value in from_files.items()}
+    settings: dict[str, Any] = {}
+    for name, value in from_files.items():
+        many = value and isinstance(value, list) and flags[name].positional and flags[name].several
+        parsed = [parse_value(flags[name], one) for one in (value if many else [value])]
+        settings[name] = parsed if many else parsed[0]
     if unknown := [value for name, value in given if not name]:
-        raise UsageError(f"unknown argument {unknown[0]!r}")
+        needed = ", ".join(one.written for one in flags.values() if one.default is MISSING)
+        raise UsageError(f"unknown argument {unknown[0]!r}; needed: {needed or 'flags alone'}")
     for flag in (flags[name] for name in dict(given) if name in flags):
         values = [parse_value(flag, value) for name, value in given if name == flag.name]
         if flag.positional and len(values) > 1 and not flag.several:

@@ -107,7 +107,7 @@ def test_flags_go_before_yaml_before_the_preset(tmp_path):
         (["--out", "o", "--count", "0"], "--count must be at least 1, got 0"),
         (["--out"], "--out needs a value"),
         (["--config", "no-such.yaml"], "--config no-such.yaml: No such file or directory"),
-        (["--out", "o", "stray"], "unknown argument 'stray'"),
+        (["--out", "o", "stray"], "unknown argument 'stray'; needed: --out TEXT"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_says_what_to_do(argv, message, one_line):
@@ -167,8 +167,10 @@ class Folders(Group):
     """What is written."""
 
 
-def test_arguments_without_a_flag():
+def test_arguments_without_a_flag(tmp_path):
     assert parse_arguments(Folders, ["a", "--out", "b", "c"]) == Folders(["a", "c"], out="b")
+    (tmp_path / "c.yaml").write_text("results: [a, c]\n")
+    assert parse_arguments(Folders, ["--config", str(tmp_path / "c.yaml")]).results == ["a", "c"]
     with pytest.raises(UsageError, match=r"^RESULTS is missing$"):
         parse_arguments(Folders, [], prog="prog")
     for argv in (["p", "--results", "q"], ["--results=q", "p"]):
