@@ -197,8 +197,7 @@ def make_cost_table(timings: Sequence[Timing]) -> Table:
         over += f"{'/'.join(map(str, counts))} prompts"
         if not all(timing.decode for timing in timings):
             over += "; seconds are left out where fewer than 6 prompts were timed one by one"
-        more = " A prefill is timed once for all methods that record the same of it (queries, "
-        more += "hidden states); a difference to the prefill of others is no gain of a method."
+        more = " Methods that record the same (queries, hidden states) share one timed prefill."
     else:
         names = [name for name in names if any(row[name] != NOTHING for row in rows)]
         number = max(timing.prompts for timing in timings)

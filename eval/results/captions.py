@@ -18,7 +18,7 @@ def describe_conditions(comparison: Comparison) -> str:
     named = f"policies {', '.join(policies)}; " if policies else ""
     seen = f"{comparison.protocol}, the {SEEN[comparison.protocol]} at compression"
     setting, kept = comparison.results.setting, "no token protected"
-    if comparison.results.protects and any(one["protected"] for one in comparison.records):
+    if comparison.protects:
         kept = f"protected = first {setting('sinks')} and last {setting('recents')} "
         kept += "tokens always kept"
     return f"{describe_data(comparison)[:-1]}; {named}{seen}; {kept}"

@@ -64,6 +64,12 @@ class Comparison:
         """How its numbers are written."""
         return estimates.MEASURES[self.kind]
 
+    @property
+    def protects(self) -> bool:
+        """Whether protection is of any tokens, and some setting has it."""
+        kept = self.results.setting("sinks"), self.results.setting("recents")
+        return kept != (0, 0) and any(record["protected"] for record in self.records)
+
     @cached_property
     def budgets(self) -> Mapping[str, float]:
         """The budgets and their sizes (`budget_axis`)."""

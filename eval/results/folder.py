@@ -63,11 +63,6 @@ class Results:
         return f"Computed in {self.setting('dtype')}{''.join(parts)}"
 
     @property
-    def protects(self) -> bool:
-        """Whether protection keeps any token."""
-        return (self.setting("sinks"), self.setting("recents")) != (0, 0)
-
-    @property
     def commands(self) -> list[str]:
         """Command lines that wrote the folder, the earliest first."""
         runs = (*self.manifest.get("earlier_runs", []), self.manifest)

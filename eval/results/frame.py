@@ -33,13 +33,10 @@ def closing_text(comparisons: Sequence[Comparison], width: int = 100) -> str:
         lines.append(f"{title(comparison)} (95 % interval)")
         if comparison.cells:
             lines.append(short_table(comparison, interval=True).to_string(line_width=width))
-    settings = {setting for comparison in comparisons for setting in comparison.settings}
     lines += dict.fromkeys(map(describe_intervals, comparisons))
-    kept = any(setting.protected for one in comparisons if one.results.protects
-               for setting in one.settings)  # fmt: skip
-    if kept and not any(KEPT in line for line in lines):
+    if any(one.protects for one in comparisons) and not any(KEPT in line for line in lines):
         lines.append(KEPT)
-    if any(setting.self_sized for setting in settings):
+    if any(setting.self_sized for one in comparisons for setting in one.settings):
         lines.append("own @: the size that the method chose, as a share of the cache")
     return "\n".join(lines)
 

@@ -60,8 +60,7 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
     """The smallest budgets at which the settings shown, and `best`, lose little to the full cache.
 
     One line names the settings that have such a budget. The others are named by what they lose at
-    the largest budget: one line for those that lose more, one for those of which there are too few
-    prompts to tell, with those that lose more in the mean. None for one prompt.
+    the largest budget: those that lose more, and those with too few prompts. None for one prompt.
     """
     best, full = comparison.best, comparison.full
     if not best or not full or full.interval.prompts < 2 or comparison.kind != "accuracy":
@@ -195,6 +194,6 @@ def _notes(
         most, measure = max(map(stats.prompts_to_resolve, open_ones)), comparison.measure
         apart = f"{stats.RESOLUTION * measure.scale:g} {measure.gap_unit}"
         notes.append(f"To tell differences of {apart} apart, run about {most:,} prompts in all.")
-    if comparison.results.protects and any(setting.protected for setting in best.settings):
+    if comparison.protects and any(setting.protected for setting in best.settings):
         notes.append(f"{KEPT}.")
     return " ".join(notes)

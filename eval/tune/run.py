@@ -81,18 +81,16 @@ class Tuning:
             for search in self.searches
             if (candidates := next_candidates(search, count))
         ]:
-            number += 1
-            least = min(len(search.trials) for search, _ in wanted)
+            number, least = number + 1, min(len(search.trials) for search, _ in wanted)
             tried = f"{least} of {count} settings of each method tried"
-            if least >= count:
-                tried = f"best numbers at an end: {least} of at most {2 * count} settings tried"
+            beyond = f"best numbers at an end: {least} of at most {2 * count} settings tried"
             planned: dict[str, list[Method]] = {}
             for search, candidates in wanted:
                 methods = planned.setdefault(search.protocol, [])
                 methods += [run for one in candidates for run in self.at_budgets(search, one)]
             left = [one for one in self.prepared.work if one.protocol in planned]
             work = [one._replace(methods=planned[one.protocol]) for one in left]
-            text = f"round {number}, {tried}; evaluations"
+            text = f"round {number}, {tried if least < count else beyond}; evaluations"
             evaluate_missing(runner, replace(self.prepared, work=tuple(work)), file, text=text)
             for search, candidates in wanted:
                 search.trials.update({one: self.score(file, search, one) for one in candidates})
@@ -179,10 +177,7 @@ def run(config: TuneConfig) -> TunedSettings:
 def next_command(
     out: str, config: EvalConfig, settings: TunedSettings, spaces: Sequence[SearchSpace]
 ) -> str:
-    """The kvp eval that compares the chosen settings and nulls on the test split.
-
-    It has the flags of this run, and prompts enough to rank methods.
-    """
+    """The kvp eval that tests the chosen settings, and nulls, with the flags of this run."""
     flags = {"--methods": ["full", "nulls", f"tuned:{out}"], "--allocators": [], "--policies": []}
     config = replace(config, prompts=max(config.prompts, MIN_PROMPTS))
     given = [spec for space in spaces for spec in (space.scorer, *space.allocators)]

@@ -230,9 +230,8 @@ def test_given_replies_are_tuned_by_their_likelihood(tune, tmp_path, capsys):
         tmp_path / "out", methods="keydiff", tasks="chat", prompts=2, settings_per_method=4,
         protocols="query_agnostic",
     ) == 0  # fmt: skip
-    said = capsys.readouterr().err
-    known = re.findall(r"(\d) of (?:4|at most 8) settings", said)
-    assert "round 1, 0 of 4 settings of each method tried; evaluations: 0/" in said
+    known = re.findall(r"(\d) of (?:4|at most 8) settings .*tried; ", capsys.readouterr().err)
+    assert known[0] == "0"
     settings = load_settings(tmp_path / "out")
     assert settings.data["metric"] == "nats per token"
     (entry,) = settings.methods
