@@ -18,7 +18,6 @@ from kvp.hf import geometry_of
 from kvp.hf.contexts import check_length, compress, context_ids
 from kvp.hf.loading import load_config, load_configured_model, load_configured_tokenizer
 from kvp.hf.model_config import context_limit
-from kvp.hf.shrink import REMEDY
 from kvp.messages import Text, check_messages
 from kvp.plugins import require
 from kvp.progress import Progress, say
@@ -53,7 +52,7 @@ def run(config: CompressConfig) -> None:
     folder = OutputFolder(Path(config.out), CONTEXTS, shared=True)
     with catch_warnings(), folder, Progress("compressing", len(documents)) as progress:
         hint = f"; for a share of the cache write {budget}%" if budget.percent is None else ""
-        warnings.showwarning = lambda text, *_: say(f"note: {text}".replace(REMEDY, hint))
+        warnings.showwarning = lambda text, *_: say(f"note: {text}{hint}")
         for name, text in documents.items():
             context = compress(model, tokenizer, text, scorer, budget, allocator=allocator)
             file = str(context.write(config.out))

@@ -37,8 +37,6 @@ from kvp.ranking import (
 )
 from kvp.scoring import ALL_QUERIES, Needs, Scorer, View, needs_of, score_layers, sizes_of
 
-REMEDY = ': protection="off" leaves all to the method'  # which programs do not offer
-
 
 @dataclass(frozen=True)
 class EvictionRule:
@@ -70,7 +68,7 @@ def shrink(
     if least < max(lengths, default=0) and 2 * protected >= least:
         warn_caller(
             f"of the {least} tokens that stay, {min(least, protected)} are the protected first and "
-            f"last ones{REMEDY}"
+            "last ones: raise the budget, or protect fewer where that can be chosen"
         )
     if rule.allocator is None and budgets == [columns - pad for pad in padding]:
         return
