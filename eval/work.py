@@ -49,7 +49,10 @@ def evaluate_missing(
     rank: Rank = ALONE,
     text: str = "evaluating",
 ) -> None:
-    """Append the records that the share of one process lacks; ResultsError as `WorkPieces`."""
+    """Append the records that the share of one process lacks.
+
+    Raises ResultsError where the file answers other prompts of the same names.
+    """
     work = WorkPieces(runner.config, prepared, file, rank)
     left, total = work.undone(), sum(map(len, work.pieces))
     there = total - sum(len(work.missing(piece)) for piece in left)

@@ -129,7 +129,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         return scores
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The answer to every prompt, one after another; UsageError as `loglikelihood`."""
+        """The answer to every prompt, one after another; UsageError where its field is missing."""
         answers: list[str] = []
         for request in tqdm(requests, desc="answering", disable=disable_tqdm):
             self._answered = self._tokens_after(request, request.args[0])

@@ -86,7 +86,7 @@ class SearchSpace:
 
 
 def make_spaces(config: TuneConfig) -> list[SearchSpace]:
-    """Spaces of `--methods`; raises UsageError on what cannot be tuned, and as `build_methods`."""
+    """Spaces of `--methods`; raises UsageError on what cannot be tuned."""
     spaces = []
     for scorer, allocator in map(split_method, config.eval_config.method_list):
         if scorer == FULL or scorer.startswith(f"{TUNED}:"):

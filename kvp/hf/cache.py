@@ -125,7 +125,7 @@ class EvictingCache(Cache):
         return fork
 
     def check_batch(self, batch: int) -> None:
-        """UsageError unless a pass over `batch` entries may begin, and as `refuse_unfinished`."""
+        """UsageError unless the cache has `batch` entries and no pass ended in its middle."""
         self.refuse_unfinished()
         if self.batch not in (batch, 0):
             raise UsageError(
@@ -211,7 +211,7 @@ class EvictingCache(Cache):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens seen, padding columns included; UsageError as `refuse_unfinished`."""
+        """Tokens seen, padding columns included; UsageError after a pass ended in its middle."""
         if layer_idx == 0:  # as it is called before a pass
             self.refuse_unfinished()
         return int(super().get_seq_length(layer_idx))

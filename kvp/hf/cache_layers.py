@@ -190,7 +190,7 @@ class EvictingLayer(DynamicLayer):
         return visibility.see_slots(self._used[2], options["position_ids"])
 
     def _check_tokens(self, module: nn.Module, new_positions: Tensor) -> None:
-        """UsageError for tokens fed twice or untouched layers missing, and as `check_keys_fit`."""
+        """UsageError for tokens fed twice, keys that do not fit, or untouched layers missing."""
         config, before = getattr(module, "config", None), self.seen - new_positions.shape[1]
         latest = new_positions.masked_fill(new_positions == visibility.EMPTY, -1).amax(dim=1)
         if self.newest is not None:

@@ -65,8 +65,8 @@ def compress(
     `budget` rounded up to a multiple of `BLOCK`; a context that has no more keeps them all.
     `protection` keeps the first 4 and last 16 tokens unless another one is given. An `allocator`
     splits the kept tokens over layers and heads, also in multiples of `BLOCK`. Raises UsageError
-    and ModelError as `prefill_and_evict`, UsageError for a context shorter than `BLOCK`, ModelError
-    for a model whose contexts engines cannot go on from, and ContextError as `context_of`.
+    where `prefill_and_evict` does and for a context shorter than `BLOCK`, ModelError for a model
+    whose contexts engines cannot go on from, ContextError where keys or values are not finite.
     """
     inner, protection = unwrap_model(model), protection_of(protection)
     check_context_model(inner)
@@ -91,7 +91,7 @@ def context_of(
     `facts` are `policy`, `budget` and, where they are known, the others of `plan_context`. Raises
     UsageError where the cache has another number of tokens, several entries, or heads whose
     different numbers of tokens are not multiples of `BLOCK`; ContextError where keys or values
-    are not finite; ModelError as `check_context_model` and for soft prompts.
+    are not finite; ModelError for soft prompts and models that engines cannot go on from.
     """
     inner = unwrap_model(model)
     check_context_model(inner)

@@ -126,7 +126,7 @@ def _prepare_rule(
     protection: Protection | str | None, allocator: Any,  # noqa: ANN401
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[PreTrainedModel, EvictionRule]:  # fmt: skip
-    """Unwrap the model and make the rule, if both fit together; raises and warns as `evicting`."""
+    """Unwrap the model and make the rule, if both fit together: the checks of `evicting`."""
     model = unwrap_model(model)
     refuse_inside_block(model)
     scorer = check_scorer(scorer, repr(scorer), "; pass make_scorer(...) or load_policy(...)")

@@ -67,7 +67,7 @@ class HiddenRecorder:
         self._moments: dict[int, dict[int, list[_Moments]]] = {number: {} for number in after}
 
     def recording(self, model: PreTrainedModel) -> AbstractContextManager[None]:
-        """Record this thread's forward passes inside; ModelError as `attention_modules`."""
+        """Record this thread's forward passes inside; ModelError where layers are not found."""
         return watch_states(model, self._add)
 
     @property

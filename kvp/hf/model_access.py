@@ -66,7 +66,7 @@ def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
 def watch_states(model: PreTrainedModel, receive: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Call `receive(layer, states)` with the states [B, T, W] that enter each layer's attention.
 
-    Only for forward passes of this thread inside the block. ModelError as `attention_modules`.
+    Only forward passes of this thread count. Raises ModelError where layers are not found.
     """
     thread = get_ident()
     with ExitStack() as undo:

@@ -40,7 +40,7 @@ from kvp.scoring import ALL_QUERIES, Needs, Scorer, View, needs_of, score_layers
 
 @dataclass(frozen=True)
 class EvictionRule:
-    """How caches are to be shrunk; UsageError for a budget as `check_budget`."""
+    """How caches are to be shrunk; UsageError for a budget below the protected tokens."""
 
     scorer: Scorer
     budget: Budget
@@ -59,7 +59,7 @@ def shrink(
 
     `padding` are the columns of left padding of each prompt, and `prefill.inputs` have them.
     `budgets` are tokens per KV head of each prompt. Raises UsageError when an allocator returns
-    counts that cannot be kept, and as `ScorerInputs.for_needs`.
+    counts that cannot be kept or a tokenizer is missing, ModelError when the model lacks an input.
     """
     cache, columns = prefill.cache, prefill.cache.get_seq_length()
     lengths = [columns - prefill.fed_again - pad for pad in padding]

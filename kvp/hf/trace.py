@@ -34,7 +34,7 @@ _MOST_TOGETHER = 16
 
 
 def default_batch_size(config: PreTrainedConfig, *, dtype: str, max_tokens: int) -> int:
-    """Prompts of at most `max_tokens` that are answered together; ModelError as `geometry_of`."""
+    """Prompts of at most `max_tokens` that are answered together."""
     largest = planned_bytes(geometry_of(config), dtype=dtype, tokens=max_tokens)
     return max(1, min(_MOST_TOGETHER, _IN_FLIGHT_BYTES // largest))
 

@@ -41,9 +41,9 @@ def write_slot(context: Context, gguf: Path | str, folder: Path | str) -> Path:
     """Write `context` as a slot file into `folder`, for a server of the model `gguf`; its path.
 
     Its name is the context's and `.slot`. Needs the package `gguf`, not llama.cpp. Raises
-    ContextError as `read_gguf`, where the file is of another model than made the context (geometry,
-    vocabulary, RoPE or norms), where keys or values are no float16 numbers or heads keep different
-    numbers of tokens, and where the slot cannot be written. ModelError as `Metadata.rope`.
+    ContextError where the file cannot be read or is of another model than made the context
+    (geometry, vocabulary, RoPE or norms), where keys or values are no float16 numbers or heads keep
+    different numbers of tokens, and where the slot cannot be written; ModelError without RoPE.
     """
     facts, file = context.facts, read_gguf(gguf)
     if facts.counts is not None:

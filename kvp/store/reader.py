@@ -64,7 +64,7 @@ class TraceReader:
         return self._read("k", index), self._read("v", index)
 
     def queries(self, index: int) -> Tensor:
-        """Queries [L, H, G, T, D], in the store's dtype. Raises StoreError as `kv`."""
+        """Queries [L, H, G, T, D], in the store's dtype; StoreError names a damaged shard."""
         return self._read("q", index)
 
     def label(self, name: str, index: int) -> Tensor:
@@ -89,7 +89,7 @@ class TraceReader:
         return gram if self._heads is None else gram.flatten(0, 1)[self._heads][None]
 
     def trace(self, index: int) -> Trace:
-        """All of one sequence. Raises StoreError as `kv`."""
+        """All of one sequence; StoreError names a damaged shard."""
         keys, values = self.kv(index)
         return Trace(
             record=self.record(index),

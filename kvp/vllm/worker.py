@@ -85,7 +85,7 @@ class Worker:
     """Loads context files of one folder into the engine's blocks, and writes files of prompts."""
 
     def __init__(self, vllm_config: VllmConfig, model: EngineModel, folder: Path) -> None:
-        """Raise UsageError or PolicyError as `policy_of`."""
+        """Raise UsageError or PolicyError where the engine cannot compress with the policy."""
         self._config, self._model, self._folder = vllm_config, model, folder
         extra = settings_of(vllm_config)
         self._block_size = vllm_config.cache_config.block_size
@@ -202,7 +202,7 @@ class Worker:
         return {**answer, "placeholders": context.placeholders}
 
     def _views(self, save: Save, budget: int) -> Iterator[View]:
-        """A view of every layer of a prompt; UsageError as `Rope.check_turned`."""
+        """A view of every layer of a prompt; UsageError where keys do not turn as RoPE says."""
         for index, rows in enumerate(self._prompt(save)):
             keys, values = (part[None] for part in rows)  # [1, H, N, D]
             if index == 0:
