@@ -27,7 +27,7 @@ from eval.results.captions import describe_conditions, describe_data, describe_i
 from eval.results.comparison import Comparison, compare_all
 from eval.results.folder import Results, load_results
 from eval.results.frame import tidy
-from eval.results.method_setting import MethodSetting, budget_order, group_policies, sort_families
+from eval.results.method_setting import MethodSetting, budget_axis, group_policies, sort_families
 from eval.results.parts import results_folder
 from eval.results.record_names import SEEN
 from eval.results.sentences import findings, sentences, smallest_budgets
@@ -94,7 +94,7 @@ def render(data: PageData) -> str:
     environment.filters["packed"] = pack_text
     shown = data.comparisons
     protocols = [(one, SEEN[one]) for one in dict.fromkeys(each.protocol for each in shown)]
-    specs = sorted({spec for comparison in shown for spec in comparison.budgets}, key=budget_order)
+    specs = [*budget_axis(record for comparison in shown for record in comparison.records)]
     best = (comparison.best.budget for comparison in shown if comparison.best)
     script = (web / "page.js").read_text("utf-8").strip()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

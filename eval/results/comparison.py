@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from eval.results import estimates, stats
 from eval.results.folder import Results
-from eval.results.method_setting import MethodSetting, budget_axis, budget_order, sort_families
+from eval.results.method_setting import MethodSetting, budget_axis, sort_families
 from eval.results.record_names import ORACLE, SELF_SIZED
 from eval.results.records import group_by
 from eval.results.setting_choice import choose_settings
@@ -118,7 +118,7 @@ class Comparison:
         number = Counter(spec for setting, spec in self.cells if setting in shown)
         del number[SELF_SIZED]
         budgets = [spec for spec in number if number[spec] == max(number.values())]
-        ordered = sorted(budgets, key=budget_order)
+        ordered = [spec for spec in self.budgets if spec in budgets]
         middle = ordered[len(ordered) // 2] if ordered else ""
         return self.best_at(USUAL_BUDGET if USUAL_BUDGET in budgets else middle)
 

@@ -14,11 +14,11 @@ from eval.results.captions import describe_intervals, describe_left_out
 from eval.results.comparison import Comparison, compare_all
 from eval.results.estimates import CellKey, full_of
 from eval.results.folder import Results, load_results
-from eval.results.method_setting import budget_order
 from eval.results.parts import results_folder
 from eval.results.record_names import SELF_SIZED
 from eval.results.sentences import KEPT, sentences
 from eval.results.stats import Interval, holm
+from kvp.names import FULL
 from kvp.own_packages import warn_caller
 
 OVERALL = "all"
@@ -51,7 +51,8 @@ def short_table(
 ) -> pandas.DataFrame:
     """Settings by budgets, as texts: the mean, with its `interval`; `finer`: one digit more."""
     measure = comparison.measure
-    specs = sorted({spec for _, spec in comparison.cells}, key=budget_order)
+    run = {spec for _, spec in comparison.cells}
+    specs = [spec for spec in (*comparison.budgets, SELF_SIZED, FULL) if spec in run]
     labels = dict.fromkeys(setting.label for setting in comparison.settings)
     table = pandas.DataFrame("", list(labels), pandas.Index(specs, name="method"))
     for (setting, spec), estimate in comparison.cells.items():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ import numpy as np
 from eval.results.record_names import DEFAULT_VARIANT, ORACLE, SELF_SIZED
 from eval.results.records import group_by
 from eval.results.shapes import MethodFields, ResultsRow
-from kvp.budgets import parse_budget
 from kvp.names import CALIBRATED, FULL, LEARNED, UNIFORM
 
 PROTECTED = " +p"
@@ -151,17 +149,9 @@ def budget_axis(records: Iterable[ResultsRow]) -> dict[str, float]:
     means = {}
     for spec, same in group_by(sized, lambda record: record["budget_spec"]).items():
         means[spec] = float(np.mean([record["budget"] for record in same]))
-    return dict(sorted(means.items(), key=lambda item: (item[1], budget_order(item[0]))))
+    return dict(sorted(means.items(), key=lambda item: item[::-1]))
 
 
 def are_shares(budgets: Iterable[str]) -> bool:
     """Whether all were written as a share of the cache."""
     return all(spec.endswith("%") for spec in budgets)
-
-
-def budget_order(spec: str) -> tuple[bool, bool, Decimal]:
-    """Order of budgets: shares, then token counts, each ascending; self-sized and full last."""
-    if spec in (SELF_SIZED, FULL):
-        return True, True, Decimal(spec == FULL)
-    budget = parse_budget(spec)
-    return False, budget.percent is None, budget.percent or Decimal(budget.count or 0)

@@ -8,8 +8,8 @@ from eval.results import stats
 from eval.results.captions import describe_data
 from eval.results.comparison import Best, Comparison
 from eval.results.estimates import Estimate
-from eval.results.method_setting import PROTECTED, MethodSetting, budget_order
-from eval.results.record_names import ORACLE, SEEN, SELF_SIZED
+from eval.results.method_setting import PROTECTED, MethodSetting
+from eval.results.record_names import ORACLE, SEEN
 from eval.results.stats import Interval
 from kvp.names import FULL, LEARNED
 from policies.registry import NULLS
@@ -66,10 +66,11 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
     if not best or not full or full.interval.prompts < 2 or comparison.kind != "accuracy":
         return []
     shown, lost, unsure = (list[str]() for _ in range(3))
-    specs = sorted({spec for _, spec in comparison.cells} - {SELF_SIZED, FULL}, key=budget_order)
     named = dict.fromkeys((*comparison.choices, *best.settings))
     for setting in [one for one in named if one.method not in (FULL, ORACLE, *NULLS)]:
-        run = [spec for spec in reversed(specs) if (setting, spec) in comparison.cells]
+        run = [
+            spec for spec in reversed([*comparison.budgets]) if (setting, spec) in comparison.cells
+        ]
         losses = {spec: comparison.minus(comparison.cells[setting, spec], full) for spec in run}
         gaps = {spec: gap for spec, gap in losses.items() if gap}
         if not gaps:

@@ -21,7 +21,6 @@ from matplotlib.ticker import NullLocator
 
 from eval.report.costs import count_passes
 from eval.results.folder import load_results
-from eval.results.method_setting import budget_order
 from eval.results.record_names import QUERY_AGNOSTIC, QUERY_AWARE
 from eval.results.records import Record, group_by
 from eval.results.stats import (
@@ -227,7 +226,7 @@ def draw(path: Path) -> None:
         for row in read(OVERALL).query("results == 'needles'").itertuples()
     }
     seconds = read(COSTS).set_index("method")["seconds_percent"].astype(float)
-    budgets = sorted({key[2] for key in answers} - {FULL}, key=budget_order)
+    budgets = sorted({key[2] for key in answers} - {FULL}, key=lambda spec: float(spec.rstrip("%")))
     shares = [float(budget.rstrip("%")) for budget in budgets]
     names = sorted({key[1] for key in answers} - {FULL}, key=lambda name: (name != OURS, name))
     figure = Figure(figsize=(10, 7), layout="constrained")
