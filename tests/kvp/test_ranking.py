@@ -115,7 +115,7 @@ def test_allocated_heads_keep_their_own_numbers_of_tokens():
         ([[7]], r"gave heads 7 to 7 tokens, .* to 6 \(all\)"),
         ([[3, 3]], r"returned \(1, 2\) torch.int64, expected one int64 count for each of 1 lay"),
         ([[3.0]], r"returned \(1, 1\) torch.float"),
-        ([[4]], "gave all heads together 4 tokens, the budget is 3"),
+        ([[4]], r"gave all heads together 4 tokens, the budget is 3 \(Request.total\)"),
     ],
 )
 def test_counts_that_cannot_be_kept_are_refused(counts, message, one_line):

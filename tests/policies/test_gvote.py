@@ -78,8 +78,3 @@ def test_sure_heads_keep_the_minimum(make_view):
     assert ((scores >= 1).sum(dim=-1) == 1).all()
     assert (GVote(future=1).sizes(scores) == 4).all()
     assert (GVote(future=1, min_keep=1).sizes(scores) == 1).all()
-
-
-def test_queries_are_drawn_without_hidden_states(make_view):
-    view = make_view(tokens=30)
-    assert torch.isfinite(GVote(space="query").score(replace(view, hidden=None))).all()

@@ -2,19 +2,14 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from kvp.ranking import rank_tokens
 from policies.kvzip import KVzip
 
 
-@pytest.fixture
-def view(make_view):
-    return replace(make_view(tokens=30), reconstruction=torch.rand(2, 2, 30))
-
-
-def test_kvpress_forces_the_first_four(view):
+def test_kvpress_forces_the_first_four(make_view):
+    view = make_view(tokens=30)
     signal = view.reconstruction.clone()
     scorer = KVzip(**KVzip.presets["kvpress"])
     for scale in (1.0, 50.0):  # KVzip+ exceeds 1

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kvp.errors import UsageError
-from kvp.ranking import Request, allocated_counts
-from kvp.scoring import Needs, View, needs_of, score_layers
+from kvp.ranking import Request
+from kvp.scoring import Needs, needs_of
 from policies import make_allocator, make_method, make_scorer
 from policies.allocators.ada import Ada
 from policies.snapkv import SnapKV
@@ -128,45 +128,3 @@ def test_mistakes_are_one_line(spec, message, one_line):
     with one_line(UsageError) as error:
         make_method(spec)
     assert str(error.value).startswith(message)
-
-
-class Leaving(Mine):
-    """Ends the program instead of doing anything."""
-
-    def score(self, view):
-        sys.exit(0)
-
-    def allocate(self, request):
-        sys.exit(0)
-
-
-def test_a_scorer_or_allocator_that_exits_is_an_error():
-    keys = torch.zeros(1, 2, 5, 4)
-    view = View(layer=0, keys=keys, values=keys, positions=torch.arange(5)[None], budget=2)
-    said = r"method mine failed \(SystemExit: 0; test_named_objects.py line"
-    with pytest.raises(UsageError, match=said):
-        score_layers(Leaving(), [view])
-    request = Request(scores=torch.zeros(1, 2, 5), budget=2, floor=1)
-    with pytest.raises(UsageError, match=r"allocator mine failed \(SystemExit: 0; "):
-        allocated_counts(Leaving(), request)
-
-
-class Generous:
-    """Gives every head one token too many."""
-
-    name = "generous"
-
-    def allocate(self, request):
-        return torch.full(request.scores.shape[:2], request.budget + 1)
-
-
-class Declared(Generous):
-    meets_budget = False
-
-
-def test_an_allocator_that_misses_the_budget_says_so_or_is_refused():
-    request = Request(scores=torch.zeros(2, 3, 9), budget=4, floor=1)
-    said = r"^allocator generous gave all heads together 30 tokens, the budget is 24 \(Request.tot"
-    with pytest.raises(UsageError, match=said):
-        allocated_counts(Generous(), request)
-    assert int(allocated_counts(Declared(), request).sum()) == 30

@@ -2,6 +2,7 @@
 
 import copy
 import re
+import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -318,6 +319,8 @@ class Own:
         ("pooled", lambda scores: scores * torch.nan, "own pooled scores to NaN"),
         ("pooled", torch.rand_like, "^allocator own pooled scores that differ between heads"),
         ("pooled", lambda scores: None, "^allocator own pooled scores to NoneType, expected a te"),
+        ("pooled", lambda scores: scores[0], r"scores .3, 2, 30. to .2, 30., expected the same"),
+        ("allocate", lambda request: sys.exit(0), r"^allocator own failed .SystemExit: 0; test_bl"),
         ("needs", "queries", "Own object .* is no scorer: it has no needs of type kvp.scoring.N"),
         ("sizes", lambda scores: {}["size"], r"method own: its sizes failed \(KeyError: 'size'; "),
         (
@@ -326,8 +329,8 @@ class Own:
             r"^method own: its sizes are .3, 2. torch.float32,",
         ),
     ],
-    ids=["nan", "inf", "integers", "meta", "none", "writes", "pooled", "heads", "nothing", "needs",
-         "sizes", "kind"],
+    ids=["nan", "inf", "integers", "meta", "none", "writes", "pooled", "heads", "nothing", "shape",
+         "exits", "needs", "sizes", "kind"],
 )  # fmt: skip
 def test_failing_parts_of_a_users_method_are_one_line(qwen, prompt, part, make, message, one_line):
     own = Own(part, make)

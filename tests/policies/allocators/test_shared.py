@@ -1,13 +1,11 @@
 """One list of tokens for all heads, against plain Python."""
 
 import math
-import re
 
 import numpy as np
 import pytest
 import torch
 
-from kvp.errors import UsageError
 from kvp.ranking import UNPROTECTED, Protection, Selection
 from policies.allocators.shared import Shared
 from policies.registry import make_allocator
@@ -74,18 +72,3 @@ def test_one_ranking_serves_every_budget_of_an_allocator():
     opposite = Counted()  # of the same name
     object.__setattr__(opposite, "pooled", lambda scores: -counted.pooled(scores))
     assert selection.tokens(4, opposite).tolist() != shared[1]
-
-
-def test_what_an_allocator_pools_must_have_the_shape_of_the_scores():
-    class Flat:
-        name = "flat"
-
-        def pooled(self, scores):
-            return scores[0, 0]
-
-        def allocate(self, request):
-            raise AssertionError
-
-    message = "allocator flat pooled scores (2, 2, 9) to (9,), expected the same shape"
-    with pytest.raises(UsageError, match=re.escape(message)):
-        Selection(torch.rand(2, 2, 9), UNPROTECTED).tokens(4, Flat())
