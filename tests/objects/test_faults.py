@@ -25,12 +25,6 @@ def _copy(collected, out):
             writer.write(reader.trace(index))
 
 
-def _same(store, other):
-    for name, _ in files_below(other):
-        if name != "manifest.json":
-            assert (store / name).read_bytes() == (other / name).read_bytes(), name
-
-
 KINDS = {
     "5xx": {"status": lambda number, _: (503, 500)[number % 2] if number % 5 == 0 else 0},
     "slow": {"seconds": lambda number, _: 0.3 if number % 9 == 0 else 0.0},
@@ -41,18 +35,18 @@ KINDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_writing_gets_through(faults, through_proxy, collected, kind):
+def test_writing_gets_through(faults, through_proxy, collected, kind, assert_same_files):
     for name, value in KINDS[kind].items():
         setattr(faults, name, value)
     _copy(collected, through_proxy / "copy")
     reader = TraceReader(through_proxy / "copy")
     assert [reader.trace(index).record.index for index in range(8)] == [*range(8)]
     faults.reset()
-    _same(through_proxy / "copy", collected)
+    assert_same_files(through_proxy / "copy", collected)
 
 
 def test_when_retries_are_spent_there_is_one_line_and_the_command_continues(
-    faults, through_proxy, collected, monkeypatch
+    faults, through_proxy, collected, monkeypatch, assert_same_files
 ):
     monkeypatch.setenv("KVP_RETRY_SECONDS", "0.5")
     open_bucket.cache_clear()
@@ -74,7 +68,7 @@ def test_when_retries_are_spent_there_is_one_line_and_the_command_continues(
     there = len(list(files_below(out / "sequences")))
     assert 0 < there < 8
     _copy(collected, out)
-    _same(out, collected)
+    assert_same_files(out, collected)
 
 
 @pytest.fixture

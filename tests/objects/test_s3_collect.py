@@ -2,6 +2,8 @@
 
 import pytest
 
+from kvp.store import TraceReader
+
 
 @pytest.fixture(scope="module")
 def collectors(collecting, model_folder, fork_server):
@@ -18,3 +20,6 @@ def test_collected_onto_s3_as_onto_a_disk(
     ends = [collectors.end(collector) for collector in started]
     assert ends == [0] * len(started), collectors.errors.read_text()
     assert_same_files(prefix, collected)
+    reader = TraceReader(prefix)
+    assert reader.complete
+    assert reader.manifest["config"]["out"] == str(prefix)
