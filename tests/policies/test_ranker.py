@@ -249,20 +249,27 @@ def test_neighbours_are_a_convolution_over_each_context():
     torch.testing.assert_close(rankers(keys, values, positions, 20), independent)  # untrained
     with torch.no_grad():
         rankers.neighbours_weight.normal_()
-    hidden = {}
-    score_weight, score_bias = rankers.score_weight.clone(), rankers.score_bias.clone()
-    added = torch.zeros(2, 20)
-    for column in range(spec.hidden):  # the state of the last block, channel by channel
+    channels = []
+    for channel in range(spec.hidden):  # the state of the last block, one by one
         with torch.no_grad():
-            alone.score_weight.zero_()[:, column] = 1.0
+            alone.score_weight.zero_()[:, channel] = 1.0
             alone.score_bias.zero_()
-        hidden[str(column)] = alone(keys, values, positions, 20).detach()
-    state = torch.stack(list(hidden.values()), dim=-1)  # [2, 20, hidden]
-    for target in range(20):
-        for source in range(max(0, target - 3), min(20, target + 4)):
-            weight = rankers.neighbours_weight[:, :, source - target + 3]  # [2, hidden]
-            added[:, target] += (state[:, source] * weight).sum(-1)
-    expected = (state @ score_weight + score_bias[:, None]).squeeze(-1) + added
+        channels.append(alone(keys, values, positions, 20).detach())
+    state = torch.stack(channels, dim=-1)  # [2, 20, hidden]
+
+    def by_pairs(held):
+        """Scores [2, N] of the tokens that the heads hold, given by their positions [2, N]."""
+        whole = state @ rankers.score_weight + rankers.score_bias[:, None]
+        scores = whole.squeeze(-1).gather(1, held)
+        for head, of_head in enumerate(held.tolist()):
+            for column, target in enumerate(of_head):
+                for source in of_head:
+                    if abs(source - target) <= 3:
+                        weight = rankers.neighbours_weight[head, :, source - target + 3]
+                        scores[head, column] += state[head, source] @ weight
+        return scores
+
+    expected = by_pairs(positions.expand(2, -1))
     for stacked in (False, True):
         scores = rankers(keys, values, positions, 20, stacked=stacked)
         torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-4)
@@ -273,21 +280,13 @@ def test_neighbours_are_a_convolution_over_each_context():
         torch.testing.assert_close(twice, expected.repeat(1, 2), rtol=1e-4, atol=1e-4)
     # Heads of a shrunk cache: each holds other tokens, and neighbours are near in position.
     held = torch.tensor([[0, 1, 4, 5, 6, 13, 19], [2, 3, 7, 9, 12, 15, 16]])
-    some = torch.zeros(2, 7)
-    for head, of_head in enumerate(held.tolist()):
-        for column, target in enumerate(of_head):
-            for source in of_head:
-                if abs(source - target) <= 3:
-                    weight = rankers.neighbours_weight[head, :, source - target + 3]
-                    some[head, column] += state[head, source] @ weight
-    some += (state @ score_weight + score_bias[:, None]).squeeze(-1).gather(1, held)
     wide = held[..., None].expand(-1, -1, keys.shape[-1])
     for stacked in (False, True):
         scores = rankers(
             keys.gather(1, wide), values.gather(1, wide), positions[held], 20,
             stacked=stacked, gaps=True,
         )  # fmt: skip
-        torch.testing.assert_close(scores, some, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(scores, by_pairs(held), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("stacked", [False, True])

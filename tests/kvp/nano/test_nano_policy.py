@@ -36,11 +36,7 @@ def test_names_no_machine(folder):
         assert not re.findall(r"(?<=[\s\"=:,])/\w[\w./-]+", text)
 
 
-def test_the_policy_of_smollm2_is_whole():
-    policy = load_policy(SMOLLM2)
-    assert (policy.geometry.layers, policy.geometry.kv_heads) == (30, 3)
-    assert policy.calibration is not None
-    assert policy.metadata["model"]["base_model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+def test_the_policy_of_smollm2_stays_within_seven_megabytes():
     assert sum(file.stat().st_size for file in BUNDLED[SMOLLM2].iterdir()) < 7_000_000
 
 
