@@ -147,9 +147,7 @@ def test_allocators_apply_to_methods_that_name_none():
         ("snapvk", "unknown method 'snapvk' .*: choose from .*random.*, kvp, full"),
         ("kvpp", r"^--methods: unknown method 'kvpp' \(did you mean kvp\?\): choose"),
         ("snapkv,null", r"unknown method 'null' \(did you mean nulls\?\)"),
-        ("snapkv+adda", "unknown allocator 'adda'"),
         ("full+ada", "the full cache has no allocator"),
-        ("snapkv+ada(safeguard=2)", "safeguard"),
         ("snapkv,tuned: ", "^--methods: tuned needs a file: write tuned:FILE"),
     ],
 )

@@ -8,7 +8,6 @@ import torch
 
 from eval.policy_arguments import policy_sources
 from kvp.artifacts.manifest import read_sealed_json, sha256_file
-from kvp.errors import UsageError
 from kvp.program.table import evaluate
 from policies import load_policy
 from policies.policy_files import PolicyMeta, save_policy
@@ -39,8 +38,6 @@ def test_labels_of_names(of_nano):
     found = policy_sources([of_nano, f"pinned={of_nano}@{COMMIT}", "nano"])
     assert list(found) == ["small", "pinned", "nano"]
     assert [source.commit for source in found.values()] == [COMMIT, COMMIT, None]
-    with pytest.raises(UsageError, match="two policies are called 'small'"):
-        policy_sources([of_nano, f"{of_nano}@{COMMIT}"])
 
 
 def test_an_evaluation_records_the_commit(of_nano, tmp_path):

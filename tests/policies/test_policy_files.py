@@ -164,9 +164,7 @@ def test_a_policy_that_an_earlier_version_fine_tuned_loads(tmp_path):
 
 
 def test_bfloat16_weights_halve_a_policy_and_keep_its_order(tmp_path, make_view):
-    knots = torch.linspace(-2, 2, 5).repeat(4, 1)
-    calibration = Calibration(target="share", scores=knots, values=knots)
-    save_policy(tmp_path / "policy", _standardised(), META, calibration=calibration)
+    save_policy(tmp_path / "policy", _standardised(), META, calibration=_calibration())
     shard = load_shard(tmp_path / "policy")
     rankers = shard.rankers.with_dtype(torch.bfloat16)
     save_policy(tmp_path / "small", rankers, shard.meta, calibration=shard.calibration)

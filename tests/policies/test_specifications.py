@@ -75,7 +75,6 @@ def test_options_override_presets():
     scorer = make_scorer(" snapkv:paper( window = 16 , kernel=9 ) ")
     assert scorer.name == "snapkv(window=16,kernel=9)"
     assert make_scorer("snapkv(window=auto)") == make_scorer("snapkv(kernel=5,pool=max)")
-    assert make_scorer("random(seed=3)").name == "random(seed=3)"
     assert make_scorer("h2o(recents=False)").name == "h2o(recents=false)"
 
 

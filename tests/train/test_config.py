@@ -58,8 +58,6 @@ def test_short_runs_warm_up_for_at_most_a_fifth():
         ("--steps 0", "--steps must be at least 1"),
         ("--lr 0", "--lr must be positive"),
         ("--reward unheard", "--reward must be skill or ratio"),
-        ("--objective listwisee", "--objective 'listwisee' is unknown (did you mean listwise?)"),
-        ("--label kvzipe", "--label 'kvzipe' is unknown (did you mean kvzip?)"),
         ("--objective rloo_batch --contexts 1 --permutations 1", "--contexts times --permutations"),
         ("--compress_prompt 0 --compress_context 0 --compress_uniform 0", "cannot all be 0"),
         ("--inputs key,query", "--inputs must be some of key,value,position,distance"),

@@ -42,9 +42,9 @@ def test_training_learns_what_attention_follows(trained):
     assert set(held_out[0]) == {"skill", *lost, "best_heuristic", "best_heuristic_skill"}
 
 
-def held_out_scores(policy, store):
-    """Keys [H, N, D] and a policy's scores [H, N] of a held-out sequence, layer by layer."""
-    scorer = load_policy(policy)
+def learned_channels(policy, store):
+    """Per head, the key channel its scores follow most on a held-out sequence."""
+    scorer, result = load_policy(policy), []
     for layer, (keys, values) in enumerate(zip(*TraceReader(store).kv(7), strict=True)):
         view = View(
             layer=layer,
@@ -53,15 +53,8 @@ def held_out_scores(policy, store):
             positions=torch.arange(96)[None],
             budget=12,
         )
-        yield keys, scorer.score(view)[0]
-
-
-def learned_channels(policy, store):
-    """Per head, the key channel its scores follow most on a held-out sequence."""
-    result = []
-    for layer_keys, layer_scores in held_out_scores(policy, store):
-        for keys, scores in zip(layer_keys, layer_scores, strict=True):
-            channels = torch.cat([keys.T, scores[None]])
+        for of_head, scores in zip(keys, scorer.score(view)[0], strict=True):
+            channels = torch.cat([of_head.T, scores[None]])
             result.append(int(torch.corrcoef(channels)[-1, :-1].abs().argmax()))
     return result
 

@@ -135,7 +135,6 @@ def test_a_file_whose_name_has_a_comma_is_one_part(tmp_path):
         ("none.jsonl", {}, "--data none.jsonl: no such file or folder"),
         ("ruler,chat:0.3", {}, "--data: ruler has no weight"),
         ("ruler:nan,chat:1", {}, "--data: ruler:nan has no weight"),
-        ("chat:1,chat:2", {}, "--data: chat is named twice"),
         ("chat:0.5,ruler:0.5,chat:0.5", {}, "--data: chat is named twice"),
         ("a/x.jsonl:1,b/x.jsonl:1", {}, "--data: two parts are called x.jsonl; rename"),
         # names of no data do not reach the hub

@@ -86,9 +86,6 @@ def test_reference_continuation_and_spans_of_a_chat(loaded):
 def test_the_reference_is_cut_and_must_exist(loaded):
     record = trace_of(loaded, continuation="reference", max_new_tokens=2).record
     assert record.length == record.prompt_length + 2
-    text = Sample(
-        id="t/0", task="t", split="train", messages=None, context="Some text.", question="",
-        answer_prefix="", references=(), max_new_tokens=4, metric="none", reply="",
-    )  # fmt: skip
+    text = Sample(id="t/0", task="t", split="train", context="Some text.")
     with pytest.raises(UsageError, match=r"--answers reference: t/0 has no reference"):
         trace_of(loaded, text, continuation="reference", max_new_tokens=4)

@@ -77,16 +77,11 @@ def test_feature_statistics_are_those_of_the_training_tokens(store):
     reader = TraceReader(store)
     spec = RankerSpec(head_dim=8, hidden=6)
     statistics = feature_statistics(reader, reader.records("train"), spec)
-    keys = np.concatenate(
-        [reader.kv(i)[0].flatten(0, 1).double().numpy() for i in range(6)], axis=1
-    )
-    values = np.concatenate(
-        [reader.kv(i)[1].flatten(0, 1).double().numpy() for i in range(6)], axis=1
-    )
-    np.testing.assert_allclose(statistics["key_mean"], keys.mean(1), atol=1e-6)
-    np.testing.assert_allclose(statistics["key_std"], keys.std(1), rtol=1e-6)
-    np.testing.assert_allclose(statistics["value_mean"], values.mean(1), atol=1e-6)
-    np.testing.assert_allclose(statistics["value_std"], values.std(1), rtol=1e-6)
+    for which, name in enumerate(("key", "value")):
+        drawn = [reader.kv(index)[which].flatten(0, 1).double().numpy() for index in range(6)]
+        tokens = np.concatenate(drawn, axis=1)
+        np.testing.assert_allclose(statistics[f"{name}_mean"], tokens.mean(1), atol=1e-6)
+        np.testing.assert_allclose(statistics[f"{name}_std"], tokens.std(1), rtol=1e-6)
 
 
 @pytest.mark.parametrize("prefix_length", [20, 40, 70, 79])
