@@ -130,7 +130,7 @@ def test_a_file_whose_name_has_a_comma_is_one_part(tmp_path):
     ("data", "changes", "message"),
     [
         ("ruler", {"tasks": ("niah_single_9",)}, "--tasks: unknown task 'niah_single_9'"),
-        ("ruler", {"essays": "/no/such/file"}, "--essays /no/such/file"),
+        ("ruler", {"essays": "/no/such/file"}, "--essays /no/such/file: no such file or folder"),
         ("chat", {"length": 10}, "--length 10: the smallest chat already has"),
         ("none.jsonl", {}, "--data none.jsonl: no such file or folder"),
         ("ruler,chat:0.3", {}, "--data: ruler has no weight"),
