@@ -149,7 +149,8 @@ def budget_axis(records: Iterable[ResultsRow]) -> dict[str, float]:
     means = {}
     for spec, same in group_by(sized, lambda record: record["budget_spec"]).items():
         means[spec] = float(np.mean([record["budget"] for record in same]))
-    return dict(sorted(means.items(), key=lambda item: item[::-1]))
+    number = {spec: float(spec.rstrip("%")) for spec in means}  # orders budgets of one size
+    return dict(sorted(means.items(), key=lambda item: (item[1], number[item[0]])))
 
 
 def are_shares(budgets: Iterable[str]) -> bool:

@@ -68,9 +68,7 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
     shown, lost, unsure = (list[str]() for _ in range(3))
     named = dict.fromkeys((*comparison.choices, *best.settings))
     for setting in [one for one in named if one.method not in (FULL, ORACLE, *NULLS)]:
-        run = [
-            spec for spec in reversed([*comparison.budgets]) if (setting, spec) in comparison.cells
-        ]
+        run = [spec for spec in comparison.budgets if (setting, spec) in comparison.cells][::-1]
         losses = {spec: comparison.minus(comparison.cells[setting, spec], full) for spec in run}
         gaps = {spec: gap for spec, gap in losses.items() if gap}
         if not gaps:
