@@ -63,7 +63,9 @@ def describe_savings(comparison: Comparison, best: Best, timings: Iterable[Timin
         evict, prefill = (1000 * interval.mean for interval in (timing.evict, timing.prefill))
         parts.append(f"Compression takes {evict:.0f} ms, the prefill {prefill:.0f} ms")
         if timing.spec == spec and (times := timing.decode_to_full):
-            parts.append(f"A decoded token takes {times.mean:.2f} x its time with the full cache")
+            mean, low, high = times.texts(1, ".2f")
+            span = f"(median of {times.prompts} prompts, 95 % interval {low} to {high})"
+            parts.append(f"A decoded token takes {mean} x its time with the full cache {span}")
     return f"{'. '.join(parts)}." if parts else ""
 
 
