@@ -51,8 +51,10 @@ def run(config: CompressConfig) -> None:
     model, tokenizer = load_configured_model(config, config.device)
     folder = OutputFolder(Path(config.out), CONTEXTS, shared=True)
     with catch_warnings(), folder, Progress("compressing", len(documents)) as progress:
-        hint = f"; for a share of the cache write {budget}%" if budget.percent is None else ""
-        warnings.showwarning = lambda text, *_: say(f"note: {text}{hint}")
+        hint = "" if budget.percent else f"for a share of the cache write {budget}%; "
+        warnings.showwarning = lambda text, *_: say(
+            f"note: {hint if 'raise the budget' in str(text) else ''}{text}"
+        )
         for name, text in documents.items():
             context = compress(model, tokenizer, text, scorer, budget, allocator=allocator)
             file = str(context.write(config.out))

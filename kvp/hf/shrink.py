@@ -68,7 +68,7 @@ def shrink(
     if least < max(lengths, default=0) and 2 * protected >= least:
         warn_caller(
             f"of the {least} tokens that stay, {min(least, protected)} are the protected first and "
-            "last ones: raise the budget, or protect fewer where that can be chosen"
+            "last ones: raise the budget"
         )
     if rule.allocator is None and budgets == [columns - pad for pad in padding]:
         return

@@ -72,15 +72,14 @@ def test_what_cannot_be_compressed_is_one_line(flags, message, tmp_path, monkeyp
 
 @pytest.mark.filterwarnings("always:of the")
 def test_suggestions_are_flags_and_methods_of_the_program(tmp_path, capsys):
-    path = tmp_path / "a.txt"
-    path.write_text(TEXT)
-    given = ["compress", str(path), "--out", str(tmp_path / "out"), "--method"]
+    (tmp_path / "a.txt").write_text(TEXT)
+    given = ["compress", str(tmp_path / "a.txt"), "--out", str(tmp_path / "out"), "--method"]
     assert main([*given, "knor"]) == 2
     assert "did you mean knorm?" in capsys.readouterr().err
     assert main([*given, "knorm", "--budget", "25"]) == 0
     said = capsys.readouterr().err
-    assert "note: of the 32 tokens that stay, 20 are the protected first and last ones" in said
-    assert "; for a share of the cache write 25%" in said
+    assert "note: for a share of the cache write 25%; of the 32 tokens that stay, 20 are " in said
+    assert "20 are the protected first and last ones: raise the budget\n" in said
     assert "protection=" not in said
 
 
