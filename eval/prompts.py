@@ -178,7 +178,8 @@ def _load_task_prompts(
         few = ": give it rows that fit, longer texts or another --length" if settings.data else ""
         few += ", or --split all" if few and settings.split != ALL else ""
         nothing = f"--tasks {name}: it has nothing for the {settings.split} split{few}"
-        raise UsageError("; ".join([*notes, nothing]))
+        known = any(": left out " in note for note in notes)  # which says why, row by row
+        raise UsageError("; ".join(notes if known else [*notes, nothing]))
     if len(prompts) < settings.count:
         notes.insert(0, f"{name}: only {len(prompts)} of the {settings.count} requested prompts")
     return prompts, notes

@@ -151,10 +151,12 @@ def test_every_metric_scores_its_rows(evaluate, records, tmp_path, jsonl):
 def test_rows_that_cannot_be_used_are_one_line_each(evaluate, tmp_path, jsonl, capsys):
     """`tests/kvp/data/rows` has every reason."""
     data = jsonl(tmp_path / "none.jsonl", {"context": CONTEXT, "question": "?", "expected": "e"})
-    assert evaluate(tasks="data", data=data, prompts=100, split="test") == 2
-    message = " ".join(capsys.readouterr().err.split())
-    assert "keys that were not read (1): expected; " in message
-    assert message.endswith("rows that fit, longer texts or another --length, or --split all")
+    few = "rows that fit, longer texts or another --length, or --split all"
+    for split, end in {"test": few, "all": "; add `answer` to each row (docs/data.md)"}.items():
+        assert evaluate(tasks="data", data=data, prompts=100, split=split) == 2
+        message = " ".join(capsys.readouterr().err.split())
+        assert "keys that were not read (1): expected; " in message
+        assert message.endswith(end)
     assert not (tmp_path / "out").exists()
 
 

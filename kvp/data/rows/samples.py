@@ -66,7 +66,9 @@ def row_samples(
     if skipped := maker.skipped:
         rows = "row" if len(skipped) == 1 else "rows"
         left_out = f"{what}: {settings.split} split: left out {len(skipped)} {rows}"
-        notes.append(f"{left_out}: {list_first(skipped)}")
+        unanswered = any(why.startswith("has no answer") for _, why in skipped)
+        hint = "; add `answer` to each row (docs/data.md)" if unanswered else ""
+        notes.append(f"{left_out}: {list_first(skipped)}{hint}")
     return task_data.Source.of(samples, notes)
 
 
