@@ -81,7 +81,8 @@ def load_metadata(store: Place) -> tuple[dict[str, Any], StorePlan]:
     if not path.exists():
         if isinstance(store, Path) and not store.is_dir():
             raise StoreError(NO_TRACES.format(store))
-        raise StoreError(f"{store} is not a trace store: it has no {MANIFEST}")
+        why = "it is another folder, or kvp collect was stopped at its start: repeat its command"
+        raise StoreError(f"{store} is not a trace store: it has no {MANIFEST}: {why}")
     manifest = FORMAT.read(path, StoreError)
     with raising_as(path, StoreError):
         plan, files = StorePlan.from_dict(manifest["plan"]), dict(manifest["files"])

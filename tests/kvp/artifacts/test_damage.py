@@ -271,7 +271,7 @@ DAMAGES = [
     ("policy", HEAD, "gone", ("is missing: copy or train this incomplete policy again",)),
     ("policy", "policy.json", "gone", ("has no policy.json: it is not a policy directory",)),
     ("store", RECORD, "gone", ("no sequence 0",)),
-    ("store", "manifest.json", "gone", ("is not a trace store",)),
+    ("store", "manifest.json", "gone", ("is not a trace store", "kvp collect was stopped")),
     *(("store", shard, damage, (f"{shard} is damaged or missing", f"delete {{}}/{RECORD}"))
       for shard in SHARDS for damage in ("empty", "short", "gone")),
     ("run", CHECKPOINT, "half", ("is damaged; delete it",)),
