@@ -80,7 +80,7 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
             if gaps[largest].mean > -stats.RESOLUTION:
                 said, open_one = unsure, largest
             elif gaps[largest].high > -stats.RESOLUTION:
-                said, words = unsure, " (more in the mean)"
+                said, words = unsure, " (its mean loss is larger)"
         if open_one:
             number = stats.prompts_to_hold(gaps[open_one])
             words += f" (at {open_one} about {number:,} prompts would show it)"
