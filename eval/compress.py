@@ -48,13 +48,12 @@ def run(config: CompressConfig) -> None:
             check_length(len(context_ids(text, tokenizer)), limit)
         except KvpError as error:
             raise type(error)(f"{name}: {error}") from None
+    if budget.percent is None and (budget.count or 0) <= 100:
+        say(f"note: --budget {budget} is {budget} tokens; for a share of the cache write {budget}%")
     model, tokenizer = load_configured_model(config, config.device)
     folder = OutputFolder(Path(config.out), CONTEXTS, shared=True)
     with catch_warnings(), folder, Progress("compressing", len(documents)) as progress:
-        hint = "" if budget.percent else f"for a share of the cache write {budget}%; "
-        warnings.showwarning = lambda text, *_: say(
-            f"note: {hint if 'raise the budget' in str(text) else ''}{text}"
-        )
+        warnings.showwarning = lambda text, *_: say(f"note: {text}")
         for name, text in documents.items():
             context = compress(model, tokenizer, text, scorer, budget, allocator=allocator)
             file = str(context.write(config.out))

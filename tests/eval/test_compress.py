@@ -78,7 +78,7 @@ def test_suggestions_are_flags_and_methods_of_the_program(tmp_path, capsys):
     assert "did you mean knorm?" in capsys.readouterr().err
     assert main([*given, "knorm", "--budget", "25"]) == 0
     said = capsys.readouterr().err
-    assert "note: for a share of the cache write 25%; of the 32 tokens that stay, 20 are " in said
+    assert "note: --budget 25 is 25 tokens; for a share of the cache write 25%\n" in said
     assert "20 are the protected first and last ones: raise the budget\n" in said
     assert "protection=" not in said
 
