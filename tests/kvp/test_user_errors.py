@@ -36,6 +36,7 @@ def test_own_code_is_named_and_that_of_kvp_keeps_its_error():
     ("importance", "said"),
     [
         (torch.full((1, 2, 3), torch.nan), "NaN or infinity"),
+        (1e39 * torch.ones(1, 2, 3).double(), "NaN or infinity"),  # in float32
         (torch.zeros(1, 2, 6), r"\(1, 2, 6\), expected \(1, 2, 3\)"),
         (-torch.ones(1, 2, 3), "negative importance"),
         (torch.zeros(1, 2, 3).long(), "torch.int64, expected a tensor of float32"),

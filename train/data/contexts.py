@@ -20,6 +20,7 @@ from cachetools import LRUCache, cachedmethod
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from kvp.errors import UsageError
 from kvp.store import TraceReader
 from policies.ranker import RECENT_QUERIES, HeadRankers, bytes_per_token, recent_features
 from train.data.compression_points import CompressionPoint
@@ -174,6 +175,9 @@ class ContextSource:
                 seen = self._count_seen(point)
                 last = queries[..., max(0, seen - RECENT_QUERIES) : seen, :].cpu().clone()
         importance = parts[0] if len(parts) == 1 else self._label.add(*parts)  # [L, H, N]
+        if not bool(importance.sum(-1).isfinite().all()):
+            sums = "importance sums to NaN or infinity in a head"
+            raise UsageError(f"--label {self._name}: {sums} of sequence {point.sequence}")
         return _Labelled(importance.flatten(0, 1), last)
 
     def _count_seen(self, point: CompressionPoint) -> int:

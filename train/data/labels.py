@@ -76,17 +76,17 @@ class Label:
             raise UsageError(f"{what} returned {kind}, expected a tensor of float32")
         if (shape := (*keys.shape[:2], prefix_length)) != tuple(importance.shape):
             raise UsageError(f"{what} returned {tuple(importance.shape)}, expected {shape}")
-        if not bool(importance.isfinite().all()):
+        if not bool((importance := importance.float()).isfinite().all()):
             raise UsageError(f"{what} returned NaN or infinity")
         if bool((importance < 0).any()):
             raise UsageError(f"{what} returned negative importance")
-        return importance.float()
+        return importance
 
     @staticmethod
     def add(stored: Tensor, computed: Tensor) -> Tensor:
         """The sum of both parts, [L, H, N] each, with the total of `stored` twice."""
-        total = computed.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-        return stored + computed * (stored.sum(-1, keepdim=True) / total)
+        scale = stored.sum(-1, keepdim=True) / computed.sum(-1, keepdim=True)
+        return stored + computed * scale.nan_to_num()  # finite where all computed ones are 0
 
 
 def reply_windows(spans: Sequence[tuple[int, int]], first: int, stop: int) -> list[tuple[int, int]]:

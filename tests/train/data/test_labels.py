@@ -18,6 +18,7 @@ def last_query(queries, keys, first, stop):
 
 
 OWN = Label(from_queries=last_query)
+HUGE = Label(from_queries=lambda *inputs: last_query(*inputs).clamp(1e38, 1e38))
 
 
 def test_every_label_of_the_registry_loads():
@@ -35,6 +36,15 @@ def test_contexts_carry_the_importance_of_their_label(label, expected, store):
     trace = reader.trace(1)
     wanted = expected(trace.queries, trace.keys, 60, 90).flatten(0, 1)
     torch.testing.assert_close(context.importance, wanted)
+
+
+def test_a_sum_of_labels_is_finite_or_refused(store):
+    zeros, ones = torch.zeros(1, 1, 8), torch.ones(1, 1, 8)
+    assert torch.equal(Label.add(ones, zeros), ones)
+    assert Label.add(ones, 1e-41 * ones).isfinite().all()
+    source = ContextSource(TraceReader(store), memory_bytes=10**7, label=f"{__name__}:HUGE")
+    with pytest.raises(UsageError, match="HUGE: importance sums to NaN or infinity in a head of"):
+        source.context(CompressionPoint(sequence=1, prefix_length=60, stop=90))
 
 
 def test_objects_that_are_no_labels_are_refused():
