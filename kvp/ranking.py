@@ -45,8 +45,8 @@ class Protection:
     recents: int = 16
 
     def __post_init__(self) -> None:
-        if self.sinks < 0 or self.recents < 0:
-            raise ValueError(f"protected tokens cannot be negative, got {self}")
+        if any(type(n) is not int or n < 0 for n in (self.sinks, self.recents)):
+            raise ValueError(f"protected tokens are whole numbers, 0 or more, got {self}")
 
     @property
     def tokens(self) -> int:
@@ -108,7 +108,8 @@ class Request:
     """One prompt whose cache is to be shrunk."""
 
     scores: Tensor
-    """[L, H, N] float32, higher = keep; protected tokens are +inf."""
+    """[L, H, N] float32, higher = keep. Protected tokens are +inf; -inf is no token, in a cache
+    whose heads hold different numbers of them, or the least that a scorer gives."""
     budget: int
     """Tokens per KV head on average, protected ones included, 1 <= budget <= N."""
     floor: int
@@ -182,6 +183,9 @@ def allocated_counts(allocator: Allocator, request: Request) -> Tensor:
     layers, heads, tokens = request.scores.shape
     with user_errors(allocator, f"allocator {allocator.name}"):
         counts = allocator.allocate(request)
+        if not isinstance(counts, Tensor):
+            kind = type(counts).__name__
+            raise UsageError(f"allocator {allocator.name} returned {kind}, expected a tensor")
         if counts.shape != (layers, heads) or counts.dtype != torch.int64:
             raise UsageError(
                 f"allocator {allocator.name} returned {tuple(counts.shape)} {counts.dtype}, "
@@ -243,9 +247,9 @@ def apportion(shares: Tensor, total: int, *, minimum: int, maximum: int) -> Tens
     if not count * minimum <= total <= count * maximum:
         raise ValueError(f"{count} counts in {minimum}..{maximum} cannot sum to {total}")
     if not ((shares >= 0) & shares.isfinite()).all() or not shares.any():
-        raise ValueError("shares must be finite, 0 or more, not all 0; protected scores are +inf")
-    shares = shares.double().clamp_min(1e-30 * float(shares.max()))  # 0: after all others
-    low, high = minimum / float(shares.max()), 2.0 * maximum / float(shares.min())
+        raise ValueError("shares must be finite, 0 or more, not all 0; scores may be +inf or -inf")
+    shares = (shares.double() / float(shares.max())).clamp_min(1e-30)  # 0: after all others
+    low, high = float(minimum), 2.0 * maximum / float(shares.min())
     while low < (scale := (low + high) / 2) < high:  # at which clamped shares sum to the total
         short = float((shares * scale).clamp(minimum, maximum).sum()) < total
         low, high = (scale, high) if short else (low, scale)

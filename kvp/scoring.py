@@ -79,7 +79,8 @@ class Needs:
     def __post_init__(self) -> None:
         least = {"queries": ALL_QUERIES, "hidden_after": 0, "text": 0, "layer_group": AUTO_GROUP}
         for name, low in least.items():
-            if isinstance(n := getattr(self, name), bool) or (n is not None and n < low):
+            n = getattr(self, name)
+            if (n is not None or name != "hidden_after") and (type(n) is not int or n < low):
                 raise ValueError(f"Needs({name}={n}): expected a number of tokens, {low} or more")
         if self.every_state and self.hidden_after is None:
             raise ValueError("Needs(every_state=True) needs hidden_after, too: 0 or more tokens")
@@ -212,7 +213,9 @@ def sizes_of(scorer: Scorer) -> Callable[[Tensor], Tensor] | None:
 def _checked_sizes(scorer: Any, scores: Tensor) -> Tensor:  # noqa: ANN401
     """Its `sizes` of scores [..., N]: [...] int64; UsageError where they are none."""
     with user_errors(scorer, name := f"method {scorer.name}: its sizes"):
-        sizes: Tensor = scorer.sizes(scores)
+        sizes = scorer.sizes(scores)
+        if not isinstance(sizes, Tensor):
+            raise UsageError(f"{name} are {type(sizes).__name__}, expected a tensor")
         if sizes.shape != scores.shape[:-1] or sizes.dtype != torch.int64:
             raise UsageError(f"{name} are {tuple(sizes.shape)} {sizes.dtype}, not int64 per head")
     return sizes
@@ -248,12 +251,13 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
                 )
             if not scored.is_floating_point():
                 raise UsageError(f"{name} returned scores of {scored.dtype}, expected floats")
+            scored = scored.float()  # in which a larger number is infinite
             if bad := int((~(scored < torch.inf)).sum()):
                 what = f"{'NaN' if bool(scored.isnan().any()) else '+inf'} in layer {view.layer}"
                 raise UsageError(f"{name} returned {what}: {bad} of {scored.numel()} scores")
             if _versions(view) != before:
                 raise UsageError(f"{name} writes to its view: copy first (clone)")
-        scores.append(scored[..., : scored.shape[-1] - view.fed_again].float())
+        scores.append(scored[..., : scored.shape[-1] - view.fed_again])
     return scores
 
 

@@ -178,6 +178,8 @@ def test_percentages_keep_the_protected_tokens_of_short_prompts(budget, cached, 
 
 
 def test_token_counts_below_the_protected_tokens_are_refused():
+    with pytest.raises(ValueError, match=r"whole numbers, 0 or more, got Protection\(sinks=1.5"):
+        Protection(sinks=1.5)
     with pytest.raises(UsageError, match=r"16 tokens, fewer than the 20 protected ones \(a perc"):
         kept_tokens(parse_budget("16"), 500, Protection())
     assert kept_tokens(parse_budget("16"), 12, Protection()) == 12
@@ -220,7 +222,9 @@ def _apportioned(shares, total, minimum, maximum):
 def test_apportioned_counts_are_those_of_exact_arithmetic():
     """Three to one of 14 is 10.5 and 3.5; tenths are not exact in binary, and tie as 3 and 1 do."""
     for shares in (torch.tensor([3.0, 1.0]), torch.tensor([0.3, 0.1]).double()):
-        assert apportion(shares, 14, minimum=0, maximum=60).tolist() == [11, 3]
+        for unit in (1.0, 1e-307):
+            counts = apportion(shares.double() * unit, 14, minimum=0, maximum=60)
+            assert counts.tolist() == [11, 3]
     rng = random.Random(0)
     for _ in range(2000):
         unit, count, minimum = rng.choice([1, 3, 10]), rng.randint(1, 7), rng.randint(0, 4)

@@ -9,7 +9,7 @@ from kvp.scoring import Needs, View, group_budgets, needs_of, score_layers, scor
 
 @pytest.mark.parametrize("name", ["queries", "hidden_after", "text", "layer_group"])
 def test_a_number_of_tokens_is_no_truth_value_and_not_below_its_least(name):
-    for number in (True, -5):
+    for number in (True, -5, 1.5):
         with pytest.raises(ValueError, match=rf"Needs\({name}={number}\): .* number of tokens"):
             Needs(**{name: number})
 

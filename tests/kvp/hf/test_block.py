@@ -312,6 +312,7 @@ class Own:
     [
         ("score", lambda view: view.keys[..., 0] * torch.nan, "own returned NaN in layer 0: 60"),
         ("score", lambda view: view.keys[..., 0].abs() / 0, "own returned .inf in layer 0: 60 of"),
+        ("score", lambda view: view.keys[..., 0].double().abs() * 1e99, "own returned .inf in la"),
         ("score", lambda view: view.keys[..., 0].long(), "own returned scores of torch.int64, e"),
         ("score", lambda view: view.keys[..., 0].to("meta"), "own failed .Runtime.* meta tensors"),
         ("score", lambda view: None, "^method own returned NoneType, expected a tensor$"),
@@ -320,8 +321,10 @@ class Own:
         ("pooled", torch.rand_like, "^allocator own pooled scores that differ between heads"),
         ("pooled", lambda scores: None, "^allocator own pooled scores to NoneType, expected a te"),
         ("pooled", lambda scores: scores[0], r"scores .3, 2, 30. to .2, 30., expected the same"),
+        ("allocate", lambda request: [[9, 9]], "^allocator own returned list, expected a tensor$"),
         ("allocate", lambda request: sys.exit(0), r"^allocator own failed .SystemExit: 0; test_bl"),
         ("needs", "queries", "Own object .* is no scorer: it has no needs of type kvp.scoring.N"),
+        ("sizes", lambda scores: [9], "^method own: its sizes are list, expected a tensor$"),
         ("sizes", lambda scores: {}["size"], r"method own: its sizes failed \(KeyError: 'size'; "),
         (
             "sizes",
@@ -329,8 +332,8 @@ class Own:
             r"^method own: its sizes are .3, 2. torch.float32,",
         ),
     ],
-    ids=["nan", "inf", "integers", "meta", "none", "writes", "pooled", "heads", "nothing", "shape",
-         "exits", "needs", "sizes", "kind"],
+    ids=["nan", "inf", "overflow", "integers", "meta", "none", "writes", "pooled", "heads",
+         "nothing", "shape", "counts", "exits", "needs", "list", "sizes", "kind"],
 )  # fmt: skip
 def test_failing_parts_of_a_users_method_are_one_line(qwen, prompt, part, make, message, one_line):
     own = Own(part, make)
