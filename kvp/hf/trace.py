@@ -138,30 +138,29 @@ def continuations(
 ) -> list[tuple[int, ...]]:
     """The model's greedy continuations of prompts, padded on the left, without the end token.
 
-    Penalties that the model's generation configuration sets are off: evaluation compares
-    plain arg-max answers, and traces should show the same ones.
+    The model's generation configuration, which may change logits, is put aside: evaluation
+    compares plain arg-max answers, and traces should show the same ones.
     """
     ends = end_tokens(model, tokenizer)
     settings = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=False,
-        num_beams=1,
         max_new_tokens=max_new_tokens,
-        repetition_penalty=1.0,
-        no_repeat_ngram_size=0,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=50,
         eos_token_id=list(ends) or None,
         pad_token_id=ends[0] if ends else 0,
     )
     tokens = [torch.tensor(prompt) for prompt in prompts]
     real = [torch.ones_like(ids) for ids in tokens]
     ids, mask = (pad_sequence(x, batch_first=True, padding_side="left") for x in (tokens, real))
-    made = model.generate(  # type: ignore[operator]
-        input_ids=ids.to(model.device),
-        attention_mask=mask.to(model.device),
-        generation_config=settings,
-    )
+    # Both: `generate` takes from the model's what another configuration leaves open.
+    own, model.generation_config = model.generation_config, settings
+    try:
+        made = model.generate(  # type: ignore[operator]
+            input_ids=ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            generation_config=settings,
+        )
+    finally:
+        model.generation_config = own
     answers = made[:, ids.shape[1] :].tolist()
     return [tuple(takewhile(lambda token: token not in ends, answer)) for answer in answers]
 
