@@ -34,6 +34,7 @@ class MayBeAddress(NamedTuple):
 
 Positive = Annotated[int, AtLeast(1)]
 NotNegative = Annotated[int, AtLeast(0)]
+Gigabytes = Annotated[float, AtLeast(0)]
 PathOrAddress = Annotated[str, MayBeAddress()]
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
@@ -187,7 +188,7 @@ class ProtectionConfig(Group):
 class MemoryConfig(Group):
     """Memory."""
 
-    memory_gb: Annotated[float, AtLeast(0)] = 4.0
+    memory_gb: Gigabytes = 4.0
     """RAM for what is kept instead of being read or computed again, GB in each process."""
 
 

@@ -56,6 +56,7 @@ def test_short_runs_warm_up_for_at_most_a_fifth():
         ("--temperature 0", "--temperature must be positive"),
         ("--objective rloo --permutations 1", "--permutations must be at least 2"),
         ("--steps 0", "--steps must be at least 1"),
+        ("--activation_gb=-1", "--activation_gb must be at least 0"),
         ("--lr 0", "--lr must be positive"),
         ("--reward unheard", "--reward must be skill or ratio"),
         ("--objective rloo_batch --contexts 1 --permutations 1", "--contexts times --permutations"),
