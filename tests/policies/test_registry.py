@@ -11,9 +11,7 @@ from eval.method_listing import PLAIN, needs_in_words
 from kvp.scoring import Scorer
 from policies.registry import SCORERS, make_scorer
 
-ATTENTION_FREE = {
-    "random", "random_per_layer", "ring", "streaming_llm", "knorm", "keydiff", "lagkv",
-}  # fmt: skip
+INPUTS = ("queries", "future", "rope", "hidden", "reconstruction", "noise", "text")
 SPECS = [
     *(spec for entry in SCORERS.values()
       for spec in (entry.base_name, *(f"{entry.base_name}:{preset}" for preset in entry.presets))),
@@ -32,16 +30,9 @@ def _supply(view, scorer):
     queries, needs = view.queries, scorer.needs
     if needs.queries >= 0:
         queries = queries[:, :, max(queries.shape[2] - needs.queries, 0) :]
-    return replace(
-        view,
-        queries=queries if needs.queries else None,
-        future=view.future if needs.future else None,
-        rope=view.rope if needs.rope else None,
-        hidden=view.hidden if needs.hidden_after is not None else None,
-        reconstruction=view.reconstruction if needs.reconstruction is not None else None,
-        noise=view.noise if needs.noise is not None else None,
-        text=view.text if needs.text else None,
-    )
+    declared = {**vars(needs), "hidden": needs.hidden_after is not None}
+    missing = [name for name in INPUTS if not declared[name]]
+    return replace(view, **{"queries": queries, **dict.fromkeys(missing)})
 
 
 def _mapped(view, change):
@@ -122,7 +113,17 @@ def test_names_rebuild_the_scorer(spec):
     assert make_scorer(scorer.name) == scorer
 
 
-def test_every_method_has_a_cost_and_some_read_no_attention():
-    assert {n for n in SCORERS if PLAIN in needs_in_words(make_scorer(n).needs)} == ATTENTION_FREE
-    free = {name for name, entry in SCORERS.items() if "cost" not in vars(entry)}
-    assert free == {"random_pinned", "random_per_layer", "ring", "streaming_llm"}
+@every_method
+def test_inputs_that_are_declared_are_read_and_what_reads_tokens_has_a_cost(make_view, spec):
+    scorer = make_scorer(spec)
+    view = _supply(make_view(tokens=40), scorer)
+    declared = [name for name in INPUTS if getattr(view, name) is not None]
+    for name in declared:
+        with pytest.raises((AssertionError, AttributeError, TypeError)):
+            scorer.score(replace(view, **{name: None}))
+    plain = not declared and not scorer.needs.question
+    assert (PLAIN in needs_in_words(scorer.needs)) == plain
+    if scorer.cost == "nothing":
+        swapped = replace(view, keys=view.values, values=view.keys)
+        assert not declared
+        assert torch.equal(scorer.score(swapped), scorer.score(view))
