@@ -410,8 +410,7 @@ def score_and_select(
     """The number of each choice, and the tokens that stay by it: [L, H, S] for every prompt.
 
     `views` makes those of all layers at a budget. It is called once for all choices, or, where the
-    scorer reads the budget, once for each. Raises UsageError for
-    scores and counts that cannot be used.
+    scorer reads the budget, once for each. Raises UsageError for unusable scores and counts.
     """
     sizes = sizes_of(scorer)
     for budgets in group_budgets(needs_of(scorer), sorted({choice.budget for choice in choices})):

@@ -326,11 +326,7 @@ class Own:
         ("needs", "queries", "Own object .* is no scorer: it has no needs of type kvp.scoring.N"),
         ("sizes", lambda scores: [9], "^method own: its sizes are list, expected a tensor$"),
         ("sizes", lambda scores: {}["size"], r"method own: its sizes failed \(KeyError: 'size'; "),
-        (
-            "sizes",
-            lambda scores: scores[..., 0],
-            r"^method own: its sizes are .3, 2. torch.float32,",
-        ),
+        ("sizes", lambda given: given[..., 0], "^method own: its sizes are .3, 2. torch.float32,"),
     ],
     ids=["nan", "inf", "overflow", "integers", "meta", "none", "writes", "pooled", "heads",
          "nothing", "shape", "counts", "exits", "needs", "list", "sizes", "kind"],

@@ -66,10 +66,9 @@ def test_the_models_own_penalties_are_off_and_the_end_token_is_not_kept(loaded, 
     prompt = tuple(range(10, 40))
     plain = continuations(model, tokenizer, [prompt], 8)[0]
     assert len(plain) == 8
-    own = {"repetition_penalty": 5.0, "do_sample": True, "suppress_tokens": [plain[0]],
-           "bad_words_ids": [[plain[1]]], "encoder_repetition_penalty": 5.0}  # fmt: skip
-    for name, value in own.items():
-        monkeypatch.setattr(model.generation_config, name, value)
+    penalties = {"repetition_penalty": 5.0, "encoder_repetition_penalty": 5.0}
+    own = GenerationConfig(**penalties, do_sample=True, suppress_tokens=[plain[0]])
+    monkeypatch.setattr(model, "generation_config", own)
     assert continuations(model, tokenizer, [prompt], 8)[0] == plain
     stop = plain[3]
     monkeypatch.setattr(model, "generation_config", GenerationConfig(eos_token_id=[stop, 2]))

@@ -16,6 +16,7 @@ from policies.ranker import HeadRankers, RankerSpec
 from recipes.cost_curves import stored_prefill
 from train.data.compression_points import CompressionPoint
 from train.data.contexts import ContextSource, StepContexts, scores_of
+from train.data.labels import Label
 from train.learning.initial_rankers import feature_statistics
 
 POINT = CompressionPoint(sequence=1, prefix_length=40, stop=90)
@@ -54,6 +55,7 @@ def test_a_label_of_two_parts_is_half_of_each(make_store):
     shares = [part / part.sum(-1, keepdim=True) for part in (computed, stored)]
     torch.testing.assert_close(both / both.sum(-1, keepdim=True), sum(shares) / 2)
     torch.testing.assert_close(both.sum(-1), 2 * stored.sum(-1))
+    assert torch.equal(Label.add(8 * stored, 0 * computed), 8 * stored)
 
 
 @pytest.mark.parametrize(("memory_bytes", "reads"), [(40_000, 6), (10**8, 2)])

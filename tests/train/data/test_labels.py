@@ -38,20 +38,14 @@ def test_contexts_carry_the_importance_of_their_label(label, expected, store):
     torch.testing.assert_close(context.importance, wanted)
 
 
-def test_a_sum_of_labels_is_finite_or_refused(store):
-    zeros, ones = torch.zeros(1, 1, 8), torch.ones(1, 1, 8)
-    assert torch.equal(Label.add(ones, zeros), ones)
-    assert Label.add(ones, 1e-41 * ones).isfinite().all()
-    source = ContextSource(TraceReader(store), memory_bytes=10**7, label=f"{__name__}:HUGE")
-    with pytest.raises(UsageError, match="HUGE: importance sums to NaN or infinity in a head of"):
-        source.context(CompressionPoint(sequence=1, prefix_length=60, stop=90))
-
-
-def test_objects_that_are_no_labels_are_refused():
+def test_objects_that_are_no_labels_are_refused(store):
+    huge = ContextSource(TraceReader(store), memory_bytes=10**7, label=f"{__name__}:HUGE")
+    point = CompressionPoint(sequence=1, prefix_length=60, stop=90)
     for make, message in (
         (Label, "needs from_queries=FUNCTION, stored=NAME or both"),
         (lambda: Label(stored="kvzpi"), "stored is kvzip or kvzip_plus, got 'kvzpi'"),
         (lambda: replace(OWN, other_weight=1.5), "other_weight is from 0 to 1, got 1.5"),
+        (lambda: huge.context(point), "HUGE: importance sums to NaN or infinity in a head of se"),
         (lambda: load_label("json:dumps"), "is not a train"),
         (lambda: load_label("no.such.module:X"), "--label no"),
         (lambda: replace(FOURIER, label="max_reply_atention"), "did you mean max_reply_attention"),
