@@ -3,9 +3,9 @@
     python -m benchmarks.decoding --out FILE
 
 The page says what the models and caches are (`benchmarks.performance.parts`). `wide` has narrow
-projections, so that its time is the cache's. `uniform` is called *dense* there, and `ragged` is
-measured once per backend of `kvp.ops.ragged_attention`. Caches are filled with random numbers: time
-does not depend on them.
+projections, so that its time is the cache's. `uniform` has equal counts; `ragged` is measured once
+per backend of `kvp.ops.ragged_attention`. Caches are filled with random numbers: time does not
+depend on them.
 
 Every case is a process of its own, on a CPU with one thread. In a round each cache is made anew and
 decodes `--steps` tokens after two that are not counted (there the tails are made); caches take

@@ -10,18 +10,22 @@ from typing import Any
 
 from benchmarks.measuring import ROOT
 from benchmarks.performance.parts import PARTS, Part
+from benchmarks.performance.tables import name_of
 from kvp.artifacts.files import atomic_write_bytes
 
 Report = Mapping[str, Any]
 Reports = Mapping[tuple[str, str], Report]
 
 HEADING = "# Performance\n"
-INTRODUCTION = """Models have random weights. Each table is of one run. Processor time is of all
-threads. `python -m benchmarks.performance` writes this page from the linked JSON files, which
-also have cores, versions, load, medians and rounds. [Speed]({speed}) says what the numbers decided.
+INTRODUCTION = """Models have random weights. Each table is of one run; cells are medians unless it
+says otherwise. Processor time is of all threads. [Speed]({speed}) says what was decided.
+"""
+COMMANDS = """## How to measure again
+
+`python -m benchmarks.performance` measures all and writes this page. The JSON files have cores,
+versions, commits, rounds and load. The commands:
 """
 COMMAND = "python -m benchmarks.performance"
-UNSHOWN = " (tests, no section yet)"
 
 
 def write_pages(results: Path, page: Path) -> None:
@@ -49,7 +53,8 @@ def page_text(reports: Reports, folder: str, speed: str) -> str:
     told = [report["conclusion"] for report in reports.values() if "conclusion" in report]
     points = "".join(f"{fill(f'- {conclusion}')}\n" for conclusion in told)
     head = [HEADING, *([points] if points else ()), INTRODUCTION.format(speed=speed)]
-    return "\n".join([*head, _without_gpu(reports), *_not_timed(reports), *sections])
+    commands = [COMMANDS, *(f"    {report['command']}" for report in reports.values()), ""]
+    return "\n".join([*head, _without_gpu(reports), *sections, *(commands if reports else ())])
 
 
 def fill(text: str) -> str:
@@ -59,26 +64,13 @@ def fill(text: str) -> str:
 
 def _without_gpu(reports: Reports) -> str:
     """A sentence on the parts that were not measured on a GPU; "" where all were."""
-    absent = [part for part in PARTS if (part.name, "cuda") not in reports]
-    missing = [f"*{part.title}*{UNSHOWN * (part.cpu is None)}" for part in absent]
+    missing = [f"*{part.title}*" for part in PARTS if (part.name, "cuda") not in reports]
     if not missing:
         return ""
     text = f"Not measured on a GPU: {', '.join(missing)}."
     if len(missing) == len(PARTS):
         text = "Nothing was measured on a GPU."
     return f"{fill(f'{text} `benchmarks/gpu/run.sh` measures them.')}\n"
-
-
-def _not_timed(reports: Reports) -> list[str]:
-    """A paragraph on what runs lack that were ended at their limit; none where all were whole."""
-    ended = "; ".join(
-        f"{', '.join(f'`{name}`' for name in _lacking(report))} (*{part.title}*)"
-        for part in PARTS
-        for device in ("cpu", "cuda")
-        if (report := reports.get((part.name, device))) and "ended" in report["settings"]
-    )
-    text = f"Not timed, since runs were ended at their limit: {ended}. The tables say nothing about"
-    return [f"{fill(f'{text} longer texts or larger models than theirs.')}\n"] if ended else []
 
 
 def _section(part: Part, reports: Reports, folder: str) -> str:
@@ -94,21 +86,15 @@ def _section(part: Part, reports: Reports, folder: str) -> str:
 
 def _measured(part: Part, report: Report, link: str, label: str) -> str:
     unit = part.unit.format(clock="processor" if label == "CPU" else "wall")
-    head = f"**{label}, {unit}.** {_machine(report)} [JSON]({link}).\n"
-    lines = [head, f"    {report['command']}\n"]
+    hardware = report["machine"].get("gpu" if label == "GPU" else "cpu") or "unknown hardware"
+    lines = [f"**{label}** ({hardware}, [JSON]({link})): {unit}.\n"]
     for table in part.table(report):
         lines += [f"{table.markdown()}\n", *(f"{fill(note)}\n" for note in table.notes)]
+    lacking = _lacking(report) if "ended" in report["settings"] else []
+    if lacking:
+        note = f"Not timed within the run's limit: {', '.join(lacking)}."
+        lines.append(f"{fill(note)}\n")
     return "\n".join(lines)
-
-
-def _machine(report: Report) -> str:
-    """A sentence on hardware and commit."""
-    machine = report["machine"]
-    hardware = machine.get("gpu" if report["settings"].get("device") == "cuda" else "cpu")
-    commit = f"commit `{(machine.get('commit') or 'unknown')[:10]}`"
-    if machine.get("changed"):
-        commit += " with changes"
-    return f"{hardware or 'unknown hardware'}, {commit}."
 
 
 def _lacking(report: Report) -> list[str]:
@@ -118,5 +104,11 @@ def _lacking(report: Report) -> list[str]:
     asked = [values[flag].split(",") for flag in ("--tokens", "--lengths", "--models", "--cases")
              if flag in values]  # fmt: skip
     found = [{str(value) for value in result.values()} for result in report["results"]]
-    return [name for names in asked for name in names
+    return [_case(name) for names in asked for name in names
             if not any(found_one.issuperset(name.split(":")) for found_one in found)]  # fmt: skip
+
+
+def _case(name: str) -> str:
+    model, _, last = name.rpartition(":")
+    told = f"{int(last):,} tokens" if last.isdigit() else name_of(last)
+    return f"{name_of(model)} at {told}" if model else told

@@ -54,13 +54,12 @@ PARTS: Sequence[Part] = (
         text=(
             "A quarter of the tokens stays. Compression adds recording, extra passes, scores, "
             "choice of tokens and gathering. The model has two layers with about Qwen2.5-7B's "
-            "proportions, 1,024 channels wide on the CPU and 3,584 on the GPU. Numbers are "
-            "medians of rounds; a range of wall time was not kept. At 2,048 tokens on the GPU only "
-            "the order of magnitude counts. `:kvpress` means kvpress's settings. Columns *kvpress* "
-            "are kvpress itself, whose KVzip frees nothing. The network of *kvp* is as large as "
-            "the bundled policy's, that of *kvzap* as published. †: difference of two prefills."
+            "proportions, 1,024 channels wide on the CPU and 3,584 on the GPU. Methods that "
+            "kvpress has run with its settings; columns *kvpress* are kvpress itself, whose KVzip "
+            "frees nothing. The network of *kvp* is as large as the bundled policy's, that of "
+            "*kvzap* as published."
         ),
-        unit="% of the prefill's {clock} time; brackets: range in processor time",
+        unit="{clock} time in % of the prefill's",
         table=tables.scoring,
         cuda="--tokens 2048,16384 --width 3584 --repeats 3,3",
         quick="--tokens 96 --width 512 --layers 1 --repeats 1 --methods knorm,kvp,oracle",
@@ -72,12 +71,10 @@ PARTS: Sequence[Part] = (
         title="What collecting adds to the model",
         module="benchmarks.collecting",
         text=(
-            "Prompts of random tokens run through a model (`small`: Qwen2, 4 layers, 768 "
-            "channels). *bare* is transformers alone in batches, *collect* the loop of `kvp "
-            "collect` with batches as large, *one* this loop with batches of one. *model thread* "
-            "is the thread that runs the model."
+            "Prompts of random tokens run through a model (*four layers*: Qwen2, 768 channels), in "
+            "equal batches unless named."
         ),
-        unit="ratios to *bare*",
+        unit="times divided by those of transformers alone",
         table=tables.collecting,
         cuda="--models smollm2-135m-instruct,qwen2.5-7b --prompts 8 --shortest 768 "
         "--longest 1024 --max_new_tokens 8 --rounds 1",
@@ -89,12 +86,12 @@ PARTS: Sequence[Part] = (
         title="Labels against length",
         module="benchmarks.future_attention",
         text=(
-            "A label is the future attention, here of one KV head of Qwen2.5-7B for a cache cut "
-            "in the middle. *naive* computes the whole matrix, *blocked* is what CPUs use. CPUs "
-            "compute in float32 on two threads, GPUs in bfloat16. Memory is without queries, "
+            "A label is the future attention, here of one KV head of Qwen2.5-7B for a cache cut in "
+            "the middle. *naive* computes the whole matrix; CPUs use *blocked*, GPUs *triton*. "
+            "CPUs compute in float32 on two threads, GPUs in bfloat16. Memory is without queries, "
             "keys and libraries."
         ),
-        unit="{clock} ms, MiB",
+        unit="{clock} time, memory",
         table=tables.labels,
         cpu="--forms naive,blocked --lengths 1024,4096,16384,32768,65536,131072 "
         "--rounds 1 --seconds 1 --naive-gib 3 --limit 120",
@@ -108,11 +105,12 @@ PARTS: Sequence[Part] = (
         title="A step of training",
         module="benchmarks.ranker_training",
         text=(
-            "One step trains all heads of a policy: preset `paper`, hidden width 256, heads of "
-            "128 channels, one thread, without reading and labels. Qwen2.5-7B, the paper's, has "
-            "112 heads, SmolLM2-135M 90 of 64 channels."
+            "One step trains all heads of a policy: preset `paper`, hidden width 256, one thread, "
+            "without reading and labels. On the CPU it has one context of 1,024 tokens and heads "
+            "of 128 channels, on the GPU 16 contexts of 4,500 tokens. Qwen2.5-7B, the paper's "
+            "model, has 112 heads, SmolLM2-135M 90 of 64 channels."
         ),
-        unit="{clock} ms, GB",
+        unit="{clock} time, peak memory",
         table=tables.training,
         cpu="--heads 4,28,112 --tokens 1024 --contexts 1 --objective listwise,rloo --network loop "
         "--steps 2",
@@ -126,14 +124,13 @@ PARTS: Sequence[Part] = (
         title="One decoded token",
         module="benchmarks.decoding",
         text=(
-            "*full* is transformers' cache with torch's sdpa, copied at every token. *dense* "
-            "keeps an eighth of the tokens in every head (equal counts), *ragged* as many on "
-            "average, as a shared budget does. CPUs compute in float32 on one thread, GPUs in "
-            "bfloat16, where *ragged* uses the Triton kernel and *ragged:torch* does not. `wide` "
-            "has 2 layers with 28 query and 4 KV heads of 128 channels; `attention` is that of "
-            "one such layer."
+            "An eighth of the tokens stays: as many in every head (*equal counts*), or as many on "
+            "average (*shared budget*). A model's full cache is transformers', with torch's "
+            "attention, and copied at every token. CPUs compute in float32 on one thread, GPUs in "
+            "bfloat16; there a shared budget uses a Triton kernel. *Two layers* have 28 query and "
+            "4 KV heads of 128 channels; *attention* is that of one of these, without a cache."
         ),
-        unit="{clock} ms of the fastest token",
+        unit="{clock} time of the fastest token in ms",
         table=tables.decoding,
         cpu="--cases wide:1024,wide:4096,wide:16384,wide:32768,nano:1024 --rounds 2 --steps 12",
         cuda="--cases attention:8192,attention:131072,qwen2.5-7b:8192,qwen2.5-7b:131072 "
@@ -146,7 +143,7 @@ PARTS: Sequence[Part] = (
         title="What dry runs say",
         module="benchmarks.dry_runs",
         text="Estimates by `--dry_run` on nano beside the runs; that of MB is a maximum.",
-        unit="MB on disk, wall seconds",
+        unit="MB on disk, wall seconds, of one run",
         table=tables.dry_runs,
         cuda="--length 1536 --prompts 16",
         quick="--length 128 --prompts 1",

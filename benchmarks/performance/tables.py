@@ -10,6 +10,20 @@ from typing import Any
 Row = Mapping[str, Any]
 Report = Mapping[str, Any]
 NONE = ""
+NAMES = {
+    "small": "four layers",
+    "wide": "two layers",
+    "smollm2-135m-instruct": "SmolLM2-135M",
+    "qwen2.5-7b": "Qwen2.5-7B",
+    "full": "full cache",
+    "uniform": "equal counts",
+    "ragged:auto": "shared budget",
+    "ragged:torch": "shared budget without Triton",
+    "bare": "transformers alone",
+    "collect": "`kvp collect`",
+    "one": "the same, one by one",
+}
+"""What the page calls models, caches and ways to collect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +51,11 @@ def number(value: float | None) -> str:
     return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:#.2g}".rstrip(".")
 
 
+def name_of(key: str) -> str:
+    """What the page calls a model, cache or way to collect."""
+    return NAMES.get(key, key)
+
+
 def milliseconds(seconds: float) -> str:
     """Seconds as milliseconds, in two digits."""
     return number(1000 * seconds)
@@ -44,6 +63,9 @@ def milliseconds(seconds: float) -> str:
 
 NULLS = {"random_pinned", "random_per_layer", "ring"}
 """Controls that cost at most what `random` does: they are in the file, but in no table."""
+
+UNEVEN = 5
+"""Where rounds of one method differ by this factor, a length has no column."""
 
 
 def scoring(report: Report) -> list[Table]:
@@ -56,24 +78,27 @@ def scoring(report: Report) -> list[Table]:
     ]
     present = {row["source"] for row in ran}
     sources = [name for name in ("kvp", "kvpress") if name in present]
-    columns = list(itertools.product(dict.fromkeys(row["tokens"] for row in ran), sources))
+    uneven = {row["tokens"] for row in ran if row["share_high"] > UNEVEN * row["share_low"]}
+    steady = dict.fromkeys(row["tokens"] for row in ran if row["tokens"] not in uneven)
+    columns = list(itertools.product(steady, sources))
     found = {(row["tokens"], row["source"], row["method"]): row for row in ran}
     alone = {(row["tokens"], row["source"]): milliseconds(row[prefill]) for row in ran}
     lines = [["*prefill alone, ms*", *(alone.get(column, NONE) for column in columns)]]
     lines += [
-        [method, *(_share(found.get((*column, method)), clock) for column in columns)]
+        [method.removesuffix(":kvpress")]
+        + [_share(found.get((*column, method)), clock) for column in columns]
         for method in dict.fromkeys(row["method"] for row in ran)
     ]
+    notes = [f"Rounds at {tokens:,} tokens differ by {UNEVEN} times or more: no column."
+             for tokens in sorted(uneven)]  # fmt: skip
+    if any(row["by_difference"] for row in ran):
+        notes.append("H2O of kvpress is the difference of two prefills.")
     headings = ["method", *(f"{source}, {tokens:,} tokens" for tokens, source in columns)]
-    return [Table(headings=headings, rows=lines)]
+    return [Table(headings=headings, rows=lines, notes=notes)]
 
 
 def _share(row: Row | None, clock: str) -> str:
-    if row is None:
-        return NONE
-    low, high = (number(100 * row[f"share_{end}"]) for end in ("low", "high"))
-    rounds = f" ({low}-{high})" if low != high else ""
-    return number(100 * row[clock]) + "†" * row["by_difference"] + rounds
+    return NONE if row is None else number(100 * row[clock])
 
 
 def labels(report: Report) -> list[Table]:
@@ -81,21 +106,22 @@ def labels(report: Report) -> list[Table]:
     rows: Sequence[Row] = report["results"]
     clock = _clock(report)
     forms = list(dict.fromkeys(row["form"] for row in rows))
-    headings = ["tokens"]
-    for form in forms:
-        headings += [f"{form}, ms", "MiB"]
-    lines = []
+    headings = ["tokens", *(f"{form}, {unit}" for form in forms for unit in ("ms", "MiB"))]
+    found = {(row["length"], row["form"]): row for row in rows}
+    lines, ended = [], dict[tuple[str, bool], str]()
     for length in dict.fromkeys(row["length"] for row in rows):
         cells = [f"{length:,}"]
         for form in forms:
-            here = (each for each in rows if (each["length"], each["form"]) == (length, form))
-            row = next(here, {"skipped": "not reached"})
+            row = found.get((length, form), {"skipped": "not reached"})
             if "skipped" in row:
-                cells += [row["skipped"].rpartition("more would be ")[2], NONE]
-                continue
-            cells += [milliseconds(row[clock]), number(row["working_mib"])]
-        lines.append(cells)
-    return [Table(headings=headings, rows=lines)]
+                why = row["skipped"].rpartition("more would be ")[2]
+                note = f"*{form}* was not run from {length:,} tokens on: {why}."
+                ended.setdefault((form, why == "not reached"), note)
+                cells += [NONE, NONE]
+            else:
+                cells += [milliseconds(row[clock]), number(row["working_mib"])]
+        lines += [cells] if any(cells[1:]) else []
+    return [Table(headings=headings, rows=lines, notes=list(ended.values()))]
 
 
 def _clock(report: Report) -> str:
@@ -117,16 +143,23 @@ def decoding(report: Report) -> list[Table]:
     """Time of a token with each cache; a row for each model and number of tokens."""
     rows: Sequence[Row] = report["results"]
     caches = list(dict.fromkeys(row["cache"] for row in rows))
-    cases: dict[tuple[str, int], dict[str, Row]] = {}
+    every: dict[tuple[str, int], dict[str, Row]] = {}
     for row in rows:
-        cases.setdefault((row["model"], row["tokens"]), {})[row["cache"]] = row
+        every.setdefault((row["model"], row["tokens"]), {})[row["cache"]] = row
+    cases = {key: case for key, case in every.items() if _ranks(case)}
     lines = [
-        [model, f"{tokens:,}", *(number(case.get(cache, {}).get("fastest")) for cache in caches)]
+        [name_of(model), f"{tokens:,}"]
+        + [number(case.get(cache, {}).get("fastest")) for cache in caches]
         for (model, tokens), case in cases.items()
     ]
-    names = ["dense" if name == "uniform" else name.removesuffix(":auto") for name in caches]
-    headings = ["model", "tokens", *names]
-    return [Table(headings=headings, rows=lines, notes=[*_falling(cases), *_reordered(cases)])]
+    headings = ["model", "tokens", *map(name_of, caches)]
+    return [Table(headings=headings, rows=lines, notes=list(_falling(cases)))]
+
+
+def _ranks(case: Mapping[str, Row]) -> bool:
+    """Whether medians rank the caches as the fastest tokens do."""
+    medians = sorted(case, key=lambda cache: case[cache]["milliseconds"])
+    return medians == sorted(case, key=lambda cache: case[cache]["fastest"])
 
 
 def _falling(cases: Mapping[tuple[str, int], Mapping[str, Row]]) -> Iterator[str]:
@@ -134,50 +167,37 @@ def _falling(cases: Mapping[tuple[str, int], Mapping[str, Row]]) -> Iterator[str
     for (one, here), (other, there) in itertools.pairwise(cases.items()):
         if one[0] == other[0] and here["full"]["fastest"] > there["full"]["fastest"]:
             yield (
-                f"Times at {one[1]:,} tokens are higher than at {other[1]:,}, unexplained; lengths "
-                "cannot be compared."
-            )
-
-
-def _reordered(cases: Mapping[tuple[str, int], Mapping[str, Row]]) -> Iterator[str]:
-    """Where medians rank the caches otherwise than the fastest tokens do."""
-    for (model, tokens), case in cases.items():
-        medians = {cache: row["milliseconds"] for cache, row in case.items()}
-        if sorted(case, key=medians.get) != sorted(case, key=lambda name: case[name]["fastest"]):
-            yield (
-                f"Medians of `{model}` at {tokens:,} tokens are "
-                f"{', '.join(map(number, medians.values()))} ms, another order: this row ranks "
-                "nothing."
+                f"Compare caches, not lengths: why all take longer at {one[1]:,} tokens than at "
+                f"{other[1]:,} is not known."
             )
 
 
 def collecting(report: Report) -> list[Table]:
     """Ways to run the same prompts, as ratios to transformers alone."""
     rows: Sequence[Row] = report["results"]
-    clocks = list(rows[0]["over_bare"]) if rows else []
-    headings = ["model", "way", *(clock.replace("_", " ") for clock in clocks), "sequences/s"]
+    clocks = ["wall", "processor"]
     lines = [
-        [row["model"], row["way"], *map(number, [*row["over_bare"].values(), row["per_second"]])]
+        [name_of(row["model"]), name_of(row["way"])]
+        + [number(value) for value in (*map(row["over_bare"].get, clocks), row["per_second"])]
         for row in rows
     ]
-    return [Table(headings=headings, rows=lines, names=2)]
+    return [Table(headings=["model", "way", *clocks, "sequences/s"], rows=lines, names=2)]
 
 
 def dry_runs(report: Report) -> list[Table]:
     """Estimates of dry runs beside what the runs took."""
     lines = [
-        [row["program"], row["unit"], *map(number, (row["said"], row["took"], row["ratio"]))]
+        [row["program"], row["unit"], *map(number, (row["said"], row["took"]))]
         for row in report["results"]
     ]
-    headings = ["program", "unit", "dry run", "run", "run over dry run"]
-    return [Table(headings=headings, rows=lines, names=2)]
+    return [Table(headings=["program", "unit", "dry run", "run"], rows=lines, names=2)]
 
 
 def tests(report: Report) -> list[Table]:
     """How many passed; functions that failed, with the number of cases and the file's `note`."""
     told = re.findall(r"(\d+) (passed|failed|errors?)\b", report["results"][0]["outcome"])
     counts = {outcome: int(count) for count, outcome in told}
-    rows = [[f"{sum(counts.values()):,}", "run"], [f"{counts.get('passed', 0):,}", "passed"]]
+    rows = [[f"{counts.get('passed', 0):,}", "passed"]]
     failed = Counter(test.partition("[")[0] for test in report["failed"])
     notes = report.get("note", {})
     for test, count in sorted(failed.items(), key=lambda item: item[1]):

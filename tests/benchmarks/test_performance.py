@@ -119,7 +119,7 @@ def test_a_part_that_is_ended_at_its_limit_leaves_the_rows_until_then(monkeypatc
     flags = ["--quick", "--results", str(tmp_path), "--out", str(page), "--only", "labels"]
     assert main(flags) == 1
     assert json.loads((tmp_path / "labels-cpu.json").read_text())["results"] == rows[:-1]
-    assert "at their limit: `64` (*Labels against length*). The" in page.read_text()
+    assert "within the run's limit: 64 tokens.\n" in page.read_text()
     assert "not reached" in page.read_text()
 
 
