@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from eval.config import NEEDS_POLICIES
 from eval.policy_arguments import policy_sources
@@ -35,18 +35,20 @@ from policies.registry import ALLOCATORS, NULLS, SCORERS, make_method
 from policies.sources import INDEX
 
 
+class Side(NamedTuple):
+    """The scorer or the allocator of a method: the object that acts, and how it was named."""
+
+    made: Any = None
+    written: Specification | None = None
+    """None for an object."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method(MethodSetting):
-    """A method that runs: its setting, in the names of records, and the objects that act in it."""
+    """A method that runs: its setting, in the names of records, and the sides that act in it."""
 
-    scorer: Scorer | None = field(default=None, compare=False)
-    """What ranks the tokens; None for the full cache."""
-    allocator_object: Allocator | None = field(default=None, compare=False)
-    """What splits the budget over the heads; None: equally."""
-    written_scorer: Specification | None = field(default=None, compare=False)
-    """The scorer as it was named; None for an object."""
-    written_allocator: Specification | None = field(default=None, compare=False)
-    """The allocator as it was named; None for an object."""
+    scorer_side: Side = field(default=Side(), compare=False)
+    allocator_side: Side = field(default=Side(), compare=False)
     tuned: TunedSettings | None = None
     """The file with which kvp tune chose it, for one protocol and with or without protection."""
     protocol: str | None = None
@@ -59,6 +61,17 @@ class Method(MethodSetting):
         """The method at a budget, with `protection` (it may be of no tokens) if `protected`."""
         kept = protection if protected else UNPROTECTED
         return replace(self, protected=protected, budget=budget, protection=kept)
+
+    @property
+    def scorer(self) -> Scorer | None:
+        """What ranks the tokens; None for the full cache."""
+        return cast(Scorer | None, self.scorer_side.made)
+
+    @property
+    def allocator_object(self) -> Allocator | None:
+        """What splits the budget over the heads; None: equally."""
+        made = None if self.allocator == UNIFORM else self.allocator_side.made
+        return cast(Allocator | None, made)
 
     @property
     def budget_spec(self) -> str | None:
@@ -84,9 +97,9 @@ class Method(MethodSetting):
 MethodArgument = str | Scorer | type[Scorer] | tuple[Scorer | type[Scorer], Allocator | None]
 
 
-def make_objects(methods: Sequence[MethodArgument]) -> list[str | tuple[Scorer, Allocator | None]]:
-    """Scorer and allocator of each method, one object for all uses of a class; names stay names."""
-    made: dict[int, Any] = {}
+def make_objects(methods: Sequence[MethodArgument]) -> list[str | tuple[Any, Any]]:
+    """Sides of each method, one object for all uses of a class; kvp's own become names."""
+    made: dict[int, Any] = {id(SCORERS[name]): Specification.split(name) for name in SCORERS}
 
     def make(side: object, maker: Callable[[Any], object]) -> Any:  # noqa: ANN401
         if side is not None and id(side) not in made:
@@ -152,14 +165,12 @@ def refuse_namesakes(methods: Iterable[Method]) -> None:
 
     Those written alike are the same, and objects of one class that are equal.
     """
-    named: dict[object, tuple[object, Specification | None]] = {}
-    for method in methods:
-        for name, made, written in (
-            (method.scorer_key, method.scorer, method.written_scorer),
-            (method.allocator, method.allocator_object, method.written_allocator),
-        ):
-            earlier, before = named.setdefault(name, (made, written))
-            if made is None or made is earlier or (written is not None and written == before):
+    named: dict[object, Side] = {}
+    for method in [one for one in methods if one.scorer is not None]:
+        of_scorer = method.scorer_key, method.scorer_side
+        for name, (made, written) in (of_scorer, (method.allocator, method.allocator_side)):
+            earlier, before = named.setdefault(name, Side(made, written))
+            if made is earlier or (written is not None and written == before):
                 continue
             if type(made) is not type(earlier) or made != earlier:
                 what = type(made).__name__ if written is None else written.text
@@ -171,11 +182,10 @@ def refuse_namesakes(methods: Iterable[Method]) -> None:
 
 def _expand_scorer(scorer: str | Scorer, policies: Sequence[str], seed: int) -> list[Method]:
     """Methods of a scorer, without allocator: several for `kvp`, one for others."""
-    if not isinstance(scorer, str):
-        return [method_of(scorer)]
     if scorer == LEARNED:
         return learned_methods(policies)
-    check_methods([scorer], "methods")
+    if isinstance(scorer, str):
+        check_methods([scorer], "methods")
     try:
         return [registered_method(scorer, seed)]
     except UsageError as error:
@@ -221,45 +231,44 @@ def with_allocator(method: Method, spec: str | Allocator) -> Method:
         _, allocator = make_method(method.scorer, make_allocator(written or spec))
     except UsageError as error:
         raise UsageError(f"--methods, --allocators: {error}") from None
-    return replace(
-        method,
-        allocator=allocator.name,
-        self_sized=AllocatorParts(allocator).self_sized,
-        written_allocator=written,
-        allocator_object=None if allocator.name == UNIFORM else allocator,
-    )
+    side, sized = Side(allocator, written), AllocatorParts(allocator).self_sized
+    return replace(method, allocator=allocator.name, self_sized=sized, allocator_side=side)
 
 
-def registered_method(spec: str, seed: int) -> Method:
-    """A registered method; random ones draw from the run's seed unless the spec names one."""
-    written = Specification.parse(spec, "method")
-    method = method_of(make_scorer(written), written_scorer=written)
-    if isinstance(method.scorer, Random) and "seed" not in written.options:
-        return replace(method, scorer=replace(method.scorer, seed=seed))
+def registered_method(spec: str | Specification | Scorer, seed: int) -> Method:
+    """A method by name, or of an object; random ones that name no seed draw from the run's."""
+    named = Specification.parse(spec, "method") if isinstance(spec, str) else spec
+    written = named if isinstance(named, Specification) else None
+    method = method_of(scorer := make_scorer(named), written)
+    if isinstance(scorer, Random) and scorer.seed == 0 != seed:
+        if written and "seed" not in written.options:
+            return replace(method, scorer_side=Side(replace(scorer, seed=seed), written))
+        options = filter(None, (scorer.changed_options, "seed=0"))  # which a name leaves out
+        return replace(method, variant=",".join(options))
     return method
 
 
-def method_of(scorer: Scorer, **given: Any) -> Method:  # noqa: ANN401
+def method_of(scorer: Scorer, written: Specification | None = None) -> Method:
     """A scorer by its registered name: `name`, `name:preset` or `name(option=value)`.
 
-    A policy is called like its folder; other fields of the method may be given.
+    A policy is called like its folder.
     """
-    named = Specification.split(scorer.name)
-    method = Method(method=named.base, variant=named.variant or DEFAULT_VARIANT, scorer=scorer)
+    named, side = Specification.split(scorer.name), Side(scorer, written)
+    method = Method(method=named.base, variant=named.variant or DEFAULT_VARIANT, scorer_side=side)
     if isinstance(scorer, LearnedScorer):
         seed = scorer.metadata.get("training", {}).get("seed")
         method = replace(method, policy=Path(scorer.label).name, policy_seed=seed)
-    return replace(method, **given)
+    return method
 
 
 def learned_methods(arguments: Sequence[str]) -> list[Method]:
     """One `kvp` method per policy of `--policies`, with distinct labels."""
     if not arguments:
         raise UsageError(NEEDS_POLICIES)
-    common = {"written_scorer": Specification.parse(LEARNED, "method")}
+    written = Specification.parse(LEARNED, "method")
     return [
-        method_of(load_policy(source), policy=label, policy_commit=source.commit, **common)
-        for label, source in policy_sources(arguments).items()
+        replace(method_of(load_policy(one), written), policy=label, policy_commit=one.commit)
+        for label, one in policy_sources(arguments).items()
     ]
 
 

@@ -17,9 +17,9 @@ trials are used up, the search goes on beyond it, with at most as many trials ag
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
-from operator import attrgetter
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from eval.methods import Method, learned_methods, method_of, registered_method, with_allocator
 from eval.prepared_run import protected_tokens, protections
@@ -34,6 +34,18 @@ from kvp.specification import Specification, split_method
 from policies import make_allocator
 from policies.base import Component, Grid
 from policies.registry import ALLOCATORS, NULLS, SCORERS
+
+
+class Option(NamedTuple):
+    """What a search changes: an option of a part of settings, or without a name the part itself."""
+
+    part: Literal["scorer", "allocator_object", "protected"]
+    name: str = ""
+
+    def value(self, setting: Method) -> Any:  # noqa: ANN401
+        """What a setting has."""
+        part = getattr(setting, self.part)
+        return getattr(part, self.name) if self.name else part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,15 +85,15 @@ class SearchSpace:
         options = getattr(made, "changed_options", "")
         return own.get(made.name) or f"{name}({options})".removesuffix("()")
 
-    def grids(self, setting: Method) -> dict[str, Sequence[Any]]:
-        """Values to try, by the attribute of the setting that has them, such as `scorer.kernel`."""
+    def grids(self, setting: Method) -> dict[Option, Sequence[Any]]:
+        """Values to try, by what has them, such as `Option("scorer", "kernel")`."""
         made, fixed = setting.allocator_object, self.requested != self.scorer  # named with it
         options: Grid = made.grid if isinstance(made, Component) and not fixed else {}
         return {
-            "allocator_object": tuple(self.allocators.values()),
-            **{f"scorer.{name}": values for name, values in self.scorer_grid.items()},
-            **{f"allocator_object.{name}": values for name, values in options.items()},
-            "protected": tuple(dict.fromkeys(one.protected for one in self.initial)),
+            Option("allocator_object"): tuple(self.allocators.values()),
+            **{Option("scorer", name): values for name, values in self.scorer_grid.items()},
+            **{Option("allocator_object", name): values for name, values in options.items()},
+            Option("protected"): tuple(dict.fromkeys(one.protected for one in self.initial)),
         }
 
 
@@ -173,11 +185,9 @@ def next_candidates(search: Search, count: int) -> list[Method]:
     alike = [one for one in ranked if type(one.allocator_object) is type(best.allocator_object)]
     steps: Iterable[Iterable[Method | None]]
     if len(trials) < count:
-        able = {
-            name: alike if name.startswith("allocator_object.") else ranked
-            for name in space.grids(best)
-        }
-        values = (_untried_values(space, settings, name) for name, settings in able.items())
+        grids = space.grids(best)
+        able = [alike if of == "allocator_object" and name else ranked for of, name in grids]
+        values = map(partial(_untried_values, space), able, grids)
         near = (_neighbours(space, best), _halfway(space, best))
         steps = chain(values, near, (_neighbours(space, other) for other in others))
     else:
@@ -189,69 +199,70 @@ def next_candidates(search: Search, count: int) -> list[Method]:
 
 
 def _untried_values(
-    space: SearchSpace, ranked: Sequence[Method], name: str
+    space: SearchSpace, ranked: Sequence[Method], option: Option
 ) -> Sequence[Method | None]:
     """The best setting with every value of an option that none of the settings has.
 
     Where it can have none of them, the next best that can: h2o has windows with recents=false only.
     """
-    tried = list(map(attrgetter(name), ranked))
-    values = [value for value in space.grids(ranked[0])[name] if value not in tried]
-    changed = ([_with_value(one, name, value) for value in values] for one in ranked)
+    tried = list(map(option.value, ranked))
+    values = [value for value in space.grids(ranked[0])[option] if value not in tried]
+    changed = ([_with_value(one, option, value) for value in values] for one in ranked)
     return next(filter(any, changed), ())
 
 
 def _neighbours(space: SearchSpace, setting: Method) -> Iterator[Method | None]:
     """The setting with one option changed to another choice or to the next number."""
-    return (_with_value(setting, name, new) for name, _, new in _changes(space, setting))
+    return (_with_value(setting, option, new) for option, _, new in _changes(space, setting))
 
 
 def _halfway(space: SearchSpace, setting: Method) -> Iterator[Method | None]:
     """The setting with one number halfway to the next, in two digits: kernel=11 for 7 and 15."""
-    for name, value, new in _changes(space, setting):
+    for option, value, new in _changes(space, setting):
         if _is_number(new):
-            yield _with_value(setting, name, type(value)(float(f"{(value + new) / 2:.2g}")))
+            yield _with_value(setting, option, type(value)(float(f"{(value + new) / 2:.2g}")))
 
 
 def _beyond(space: SearchSpace, ranked: Sequence[Method]) -> Iterator[Method | None]:
     """The best setting with one number beyond those of all: kernel=127 where 63 is the largest."""
-    for name, value, new in _changes(space, ranked[0]):
+    for option, value, new in _changes(space, ranked[0]):
         if _is_number(new):
-            tried = filter(_is_number, map(attrgetter(name), ranked))
+            tried = filter(_is_number, map(option.value, ranked))
             if value == (min(tried) if new < value else max(tried)):
-                yield _with_value(ranked[0], name, new)
+                yield _with_value(ranked[0], option, new)
 
 
-def _changes(space: SearchSpace, setting: Method) -> Iterator[tuple[str, Any, Any]]:
+def _changes(space: SearchSpace, setting: Method) -> Iterator[tuple[Option, Any, Any]]:
     """Options of a setting, with their value and a new one: every choice and the next numbers.
 
-    `("scorer.kernel", 7, 3)`, `("scorer.kernel", 7, 15)`, `("scorer.pool", "max", "avg")`. Next to
+    With kernel=7: (kernel, 7, 3), (kernel, 7, 15); with pool=max: (pool, "max", "avg"). Next to
     the ends of a grid are half and twice its number, up to `largest`.
     """
-    for name, values in space.grids(setting).items():
-        value = attrgetter(name)(setting)
-        yield from ((name, value, choice) for choice in values if not _is_number(choice))
+    for option, values in space.grids(setting).items():
+        value = option.value(setting)
+        yield from ((option, value, choice) for choice in values if not _is_number(choice))
         if _is_number(value):
             numbers = list(filter(_is_number, values))
             half = value // 2 if isinstance(value, int) else value / 2
-            yield name, value, max((one for one in numbers if one < value), default=half)
+            yield option, value, max((one for one in numbers if one < value), default=half)
             greater = min((one for one in numbers if one > value), default=2 * value)
             if greater in numbers or greater <= space.largest:
-                yield name, value, greater
+                yield option, value, greater
 
 
-def _with_value(setting: Method, name: str, value: Any) -> Method | None:  # noqa: ANN401  # any option
+def _with_value(setting: Method, option: Option, value: Any) -> Method | None:  # noqa: ANN401
     """The setting with another value, with 9 for 8 where only odd ones are valid; else None."""
-    owner, _, option = name.partition(".")
+    part, name = option
     try:
-        made = replace(getattr(setting, owner), **{option: value}) if option else value
+        made = replace(getattr(setting, part), **{name: value}) if name else value
     except UsageError:
         even = type(value) is int and value % 2 == 0
-        return _with_value(setting, name, value + 1) if even else None
-    if owner == "allocator_object":
+        return _with_value(setting, option, value + 1) if even else None
+    if part == "allocator_object":
         return with_allocator(setting, made)
-    if option:
-        return replace(setting, scorer=made, variant=method_of(made).variant)
+    if part == "scorer":
+        new = method_of(made)
+        return replace(setting, scorer_side=new.scorer_side, variant=new.variant)
     return replace(setting, protected=made)
 
 

@@ -41,7 +41,10 @@ def test_methods_carry_preset_and_options_as_variant():
     assert methods[0].scorer is None
     assert methods[-1].scorer == make_scorer("random(seed=3)")
     (named,) = _methods("random(seed=0)", seed=3)
-    assert named.scorer == make_scorer("random(seed=0)")
+    assert (named.scorer, named.variant) == (make_scorer("random(seed=0)"), "seed=0")
+    given = ["random", SCORERS["random"], (SCORERS["random"], None), make_scorer("random")]
+    drawn = [(one.variant, one.scorer.seed) for one in build_methods(given, seed=3)]
+    assert drawn == [("auto", 3), ("seed=0", 0)]
     assert [method.spec for method in methods][2:4] == ["snapkv:kvpress", "snapkv(window=9)"]
 
 

@@ -1,9 +1,11 @@
 """Prompts with and without the chat template, and the settings that a run plans."""
 
+from dataclasses import replace
+
 import pytest
 
 from eval.config import EvalConfig
-from eval.methods import Method
+from eval.methods import Method, method_of
 from eval.prepared_run import LoadedModel, build_run_methods, plan_methods, prepare
 from eval.prompts import load_prompts
 from kvp.budgets import parse_budgets
@@ -13,7 +15,7 @@ from kvp.ranking import Protection
 from policies import make_scorer
 
 OPENING = "<|start|>user\n"
-TOVA = Method(method="tova", scorer=make_scorer("tova"))
+TOVA = method_of(make_scorer("tova"))
 FULL = Method(method="full")
 
 
@@ -45,7 +47,7 @@ def test_without_the_chat_template_prompts_are_plain_text(model_folder, loaded):
 
 def test_what_rows_cannot_hold_is_refused(model_folder, monkeypatch, one_line):
     with one_line(UsageError, "a run cannot be recorded (policy_seed: Input should be greater"):
-        _prepare(model_folder, methods=[Method(method="tova", policy_seed=-1, scorer=TOVA.scorer)])
+        _prepare(model_folder, methods=[replace(TOVA, policy_seed=-1)])
     monkeypatch.setattr(
         "eval.prepared_run.load_prompts", lambda *args: (2 * load_prompts(*args)[0], [])
     )
@@ -80,7 +82,7 @@ def test_a_short_prompt_keeps_the_protected_tokens_and_stops_nothing():
 
 def test_budgets_below_the_protected_tokens_of_every_prompt_are_noted_or_refused():
     budgets, safe = parse_budgets("10%,15,30"), Protection()
-    tuned = Method(method="tova", scorer=TOVA.scorer, protected=True, tuned=object())
+    tuned = replace(TOVA, protected=True, tuned=object())
     both, notes = plan_methods([TOVA, tuned], budgets, [150], protection="both", protected=safe)
     assert [(each.protected, str(each.budget)) for each in both] == [
         (False, "10%"), (False, "15"), (True, "30"), (False, "30"), (True, "30"),
