@@ -20,10 +20,10 @@ from eval.record_fields import make_record
 from eval.results.record_names import QUERY_AGNOSTIC, ROWS
 from eval.results.records import group_by
 from eval.results.shapes import CHECKS
-from eval.results.tuned_settings import SHARED, TunedSettings
+from eval.results.tuned_settings import TunedSettings
 from kvp.artifacts.files import raising_as
 from kvp.budgets import Budget
-from kvp.data.task import TaskSettings
+from kvp.data.task import INPUT_FLAGS, TaskSettings
 from kvp.data.tasks import expand_tasks
 from kvp.data.tasks.rows import TEXT
 from kvp.devices import torch_device
@@ -153,10 +153,10 @@ def check_tuning(config: EvalConfig, tuned: Iterable[TunedSettings]) -> list[str
                 f"{label}: nothing was chosen for {missing[0]}; tune it, too, or use "
                 f"--protocols {','.join(known)}"
             )
-        ours = config.identity()
-        for name in SHARED:
-            if (theirs := settings.data.get(name)) != ours[name]:
-                notes.append(f"{label}: chosen with --{name} {theirs}, this run has {ours[name]}")
+        for name, ours in config.identity().items():  # earlier versions recorded fewer
+            tuned_with = settings.data.get(name, ours)
+            if name not in ("split", "seed", "metric", *INPUT_FLAGS) and tuned_with != ours:
+                notes.append(f"{label}: chosen with --{name} {tuned_with}, this run has {ours}")
         notes += [f"{label}: {one.chosen.label} ignores --protection" for one in settings.methods
                   if one.chosen.protected not in PROTECTIONS[config.protection]]  # fmt: skip
     return notes

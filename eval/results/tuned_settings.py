@@ -19,8 +19,6 @@ from kvp.artifacts.manifest import Format, read_sealed_json
 from kvp.errors import ResultsError
 
 FORMAT = Format("kvp-settings", 1)
-SHARED = ("model", "revision", "length", "sinks", "recents")
-"""Settings that a tuning and its test should share: `data` has them, a test notes what differs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +71,7 @@ class TunedSettings:
 
     split: str
     data: Mapping[str, Any] = field(hash=False)
-    """Model, tasks, length, budgets, prompts and protection of the tuning."""
+    """Tasks, budgets and prompts of the tuning, and the settings that its test should share."""
     methods: Annotated[tuple[TunedMethod, ...], Field(min_length=1)]
     path: str = field(default="", compare=False)
 

@@ -22,13 +22,14 @@ from eval.results.record_names import ROWS, SETTINGS, TABLE
 from eval.results.records import RecordFile, group_by, key_of
 from eval.results.sealing import seal
 from eval.results.stats import MIN_PROMPTS, Unit, bootstrap_mean
-from eval.results.tuned_settings import FORMAT, SHARED, ScoredSetting, TunedSettings
+from eval.results.tuned_settings import FORMAT, ScoredSetting, TunedSettings
 from eval.runner import Runner
 from eval.tune.config import TuneConfig
 from eval.tune.search import Search, SearchSpace, make_spaces, next_candidates
 from eval.work import evaluate_missing, load_runner
 from kvp.artifacts.files import atomic_write_bytes
 from kvp.artifacts.manifest import run_manifest, write_sealed_json
+from kvp.data.task import INPUT_FLAGS
 from kvp.errors import UsageError
 from kvp.names import LEARNED
 from kvp.progress import phase, say
@@ -129,7 +130,7 @@ class Tuning:
         config, prompts = self.config, self.prepared.prompts
         identity = config.eval_config.identity()
         data = {
-            **{name: identity[name] for name in (*SHARED, "seed")},
+            **{name: identity[name] for name in identity if name not in ("split", *INPUT_FLAGS)},
             "settings_per_method": config.settings_per_method,
             **describe_prompts(prompts),
             "budgets": [str(budget) for budget in self.budgets],

@@ -178,8 +178,12 @@ def test_kvp_eval_runs_the_chosen_settings_on_other_prompts(tuned, evaluate, tmp
     assert [len(recorded["methods"]) for recorded in manifest["tuned"].values()] == [4]
     assert not any("chosen with --" in note for note in manifest["notes"])
     other = "off" if chosen.protected else "on"
-    assert evaluate(tmp_path / "other", methods=methods, prompts=1, protection=other) == 0
-    assert f"{chosen.label} ignores --protection" in (tmp_path / "other/manifest.json").read_text()
+    changed = {"protection": other, "max_new_tokens": 5}
+    assert evaluate(tmp_path / "other", methods=methods, prompts=1, **changed) == 0
+    notes = (tmp_path / "other/manifest.json").read_text()
+    assert f"{chosen.label} ignores --protection" in notes
+    assert "chosen with --max_new_tokens 4, this run has 5" in notes
+    assert notes.count("chosen with --") == 1
 
 
 def test_settings_are_refused_on_the_prompts_that_chose_them(tuned, evaluate, tmp_path, capsys):
