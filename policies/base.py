@@ -192,7 +192,7 @@ def _checked_value(owner: str, option: Field[Any], limit: Any, value: Any) -> An
         return value
     limit = 0 if limit is None else limit
     limits = tuple(limit) if isinstance(limit, Iterable) else (limit, math.inf)
-    if not limits or (len(limits) != 2 and not isinstance(limits[0], str)):
+    if isinstance(limit, str) or not (limits and (len(limits) == 2 or isinstance(limits[0], str))):
         which = "a least number, (least, largest) or choices"
         raise UsageError(f"{owner}: limits of {option.name} are {which}, got {limit!r}")
     if default is None or auto:  # the limit tells the type

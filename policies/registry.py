@@ -16,7 +16,7 @@ from policies.allocators.ada import Ada
 from policies.allocators.evolved import Evolved
 from policies.allocators.global_budget import Global
 from policies.allocators.pyramid import Pyramid
-from policies.allocators.self_sized import SelfSized
+from policies.allocators.self_sized import UNSIZED, SelfSized
 from policies.allocators.shared import Shared
 from policies.allocators.uniform import Uniform
 from policies.allocators.windowkv import WindowKVAllocator
@@ -153,10 +153,7 @@ def make_method(spec: ScorerSpec, allocator: AllocatorSpec | None = None) -> Sco
     scorer = make_scorer(left)
     allocator = make_allocator(names.UNIFORM if allocator is None else allocator)
     if AllocatorParts(allocator).self_sized and sizes_of(scorer) is None:
-        raise UsageError(
-            f"{scorer.name}+{allocator.name}: {scorer.name} does not say how many tokens it needs; "
-            f"choose an allocator other than {allocator.name}"
-        )
+        raise UsageError(f"{scorer.name}+{allocator.name}: {scorer.name} {UNSIZED}")
     return ScorerAndAllocator(scorer, allocator)
 
 

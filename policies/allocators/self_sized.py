@@ -9,6 +9,10 @@ from kvp.errors import UsageError
 from kvp.ranking import Request
 from policies.base import BaseAllocator
 
+UNSIZED = (
+    "does not say how many tokens it needs; choose another allocator, or a method that does (gvote)"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SelfSized(BaseAllocator):
@@ -22,8 +26,5 @@ class SelfSized(BaseAllocator):
     def allocate(self, request: Request) -> Tensor:
         """The scorer's sizes from `request.floor` to N: [L, H] int64; UsageError without any."""
         if request.sizes is None:
-            raise UsageError(
-                f"allocator {self.base_name}: the method does not say how many tokens it needs; "
-                "choose another allocator, or a method that does (gvote)"
-            )
+            raise UsageError(f"allocator {self.base_name}: the method {UNSIZED}")
         return request.sizes.long().clamp(request.floor, request.scores.shape[-1])

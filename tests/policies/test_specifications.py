@@ -179,6 +179,7 @@ def test_limit_and_annotation_tell_the_type_of_an_option():
     for declared, message in (
         ({"grid": {"offset": (1, -1)}}, "presets or grid of Own: offset must be a number >= 0, g"),
         ({"limits": {"offset": (1,)}}, "shares: limits of offset are a least number, "),
+        ({"limits": {"bits": "48"}}, "shares: limits of bits are .* or choices, got '48'"),
         (below, r"shares: offset must be a number >= 0 \(or as limits say\), got"),
     ):
         own = dataclass(frozen=True, kw_only=True)(type("Own", (Shares,), declared))
