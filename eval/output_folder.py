@@ -92,17 +92,16 @@ def write_manifest(
     runs = list(earlier.get("earlier_runs", []))
     if earlier and earlier.get("config") != run["config"]:
         runs.append({name: earlier.get(name) for name in ("config", "created", "command")})
-    facts: dict[str, Mapping[str, Any]] = {
-        "policy_tasks": trained or {},
-        "tuned": {digest_json(content): content for content in (one.to_json() for one in tuned)},
-    }
+    chosen = {digest_json(entry): entry for entry in [settings.to_json() for settings in tuned]}
+    new: dict[str, Mapping[str, Any]] = {"policy_tasks": trained or {}, "tuned": chosen}
+    facts = {name: {**earlier.get(name, {}), **fact} for name, fact in new.items()}
     content = {
         **FORMAT.head,
         **run,
         "identity": identity,
         "policies": {**earlier.get("policies", {}), **digests},
         "notes": list(dict.fromkeys([*earlier.get("notes", []), *map(shown_text, notes)])),
-        **{name: fact for name, new in facts.items() if (fact := {**earlier.get(name, {}), **new})},
+        **{name: fact for name, fact in facts.items() if fact},
         **({"layers": list(layers)} if layers else {}),
         "planned": _join_plans([*earlier.get("planned", []), *planned]),
         "earlier_runs": runs,

@@ -94,8 +94,7 @@ class Runner:
             logits = next_logits(self.model, fed, cache, start.tokens, keep=len(target))
             log_probs = logits.float().log_softmax(-1)
             chosen = log_probs.gather(-1, target.expand(len(fed), -1)[..., None])[..., 0]
-            totals: list[float] = (-chosen.double().sum(-1)).tolist()
-            return totals
+            return list((-chosen.double().sum(-1)).tolist())
 
         limit = rows_of_logits(self.model, len(target), self.config.decode_batch)
         return _in_batches(start, compressed, run, limit)
@@ -140,14 +139,6 @@ def measure_outcomes(
     ]
 
 
-def run_prefix(
-    runner: Runner, prompt: Prompt, protocol: str, methods: Iterable[Method] = ()
-) -> Prefill:
-    """Prefill the cached tokens of a prompt; record all queries and what the methods need."""
-    needs = [needs_of(method.scorer) for method in methods if method.scorer]
-    return runner.prefill(prompt, protocol, [Needs(queries=ALL_QUERIES), *needs])
-
-
 def evaluate_together(
     runner: Runner, prompts: Sequence[Prompt], protocol: str, methods: Sequence[Method]
 ) -> Iterator[list[Record]]:
@@ -155,7 +146,8 @@ def evaluate_together(
 
     Methods that read the answer to come select tokens for each prompt anew, all others once.
     """
-    start = run_prefix(runner, prompts[0], protocol, methods)
+    needs = [needs_of(method.scorer) for method in methods if method.scorer]
+    start = runner.prefill(prompts[0], protocol, [Needs(queries=ALL_QUERIES), *needs])
     seeing = [method for method in methods if method.scorer and needs_of(method.scorer).future]
     blind = [method for method in methods if method not in seeing]
     shared = list(select_for_methods(start, blind, None))

@@ -85,8 +85,7 @@ def load_kvzap(source: str | None, options: Mapping[str, str]) -> KVzap:
         folder = download(hub_name, files, error=UsageError, what=f"method {KVZAP}:{source}")
     config = read_json(folder / CONFIG, PolicyError)
     tensors = read_safetensors(folder / WEIGHTS, PolicyError)
-    layers = _layers(folder, config, tensors)
-    return KVzap(source, layers, tensors_digest(tensors))
+    return KVzap(source, _layers(folder, config, tensors), tensors_digest(tensors))
 
 
 def _layers(

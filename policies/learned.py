@@ -107,9 +107,8 @@ class LearnedScorer:
     @property
     def model_name(self) -> str | None:
         """The model that it was trained for, as people load it; None where no record says so."""
-        model = self.metadata.get("model", {})
-        name: str | None = model.get("base_model") or model.get("id")
-        return name
+        model: Mapping[str, str | None] = self.metadata.get("model", {})
+        return model.get("base_model") or model.get("id")
 
     @property
     def recommended_allocator(self) -> str | None:
@@ -145,17 +144,14 @@ class LearnedScorer:
         tokens, rankers_of_view = seen - view.fed_again, self._rankers_of(view)
         if view.keys.is_cuda and not self.rankers.score_weight.is_cuda:
             self.rankers.to(view.keys.device)  # once: to layers elsewhere only their heads travel
-
-        def flatten_batch(tensor: Tensor) -> Tensor:  # [B, H, N, ...] -> [H, B * tokens, ...]
-            return tensor[:, :, :tokens].transpose(0, 1).flatten(1, 2)
-
         positions = view.head_positions
         length = positions[..., -1:] + 1 - view.fed_again  # that rankers are trained with
         inputs = [view.keys, view.values, positions, length.expand_as(positions)]
         if self.rankers.spec.reads_queries:
             assert view.queries is not None
             inputs.append(recent_features(view.queries, view.keys))
-        flat = [flatten_batch(tensor) for tensor in inputs]
+        # [B, H, N, ...] -> [H, B * tokens, ...]
+        flat = [each[:, :, :tokens].transpose(0, 1).flatten(1, 2) for each in inputs]
         gaps = view.positions.ndim == 3  # the heads hold different tokens, with gaps
         parts = [
             self.rankers(*(x[:, outer] for x in flat), heads=rankers_of_view, gaps=gaps)[:, inner]

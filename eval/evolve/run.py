@@ -66,8 +66,7 @@ class PromptSet:
         """Mean over tasks of the mean over prompts: [prompts, schemes] to one number per scheme."""
         tasks = np.array([prompt.task for prompt in self.prompts])
         by_task = [values[tasks == task].mean(0) for task in dict.fromkeys(tasks)]
-        means: list[float] = np.mean(by_task, axis=0).tolist()
-        return means
+        return [float(mean) for mean in np.mean(by_task, axis=0)]
 
     def values(self, schemes: Sequence[evolution.Scheme]) -> Floats:
         """Task scores [prompts, schemes], each 0 to 1."""

@@ -113,8 +113,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         """
         asked = [(request.args[0], request) for request in requests if request.args[0]]
         self._after = {text: self._tokens_after(one, text.rstrip()) for text, one in asked}
-        scores: list[LogLikelihood] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
-        return scores
+        return list(super().loglikelihood(requests, disable_tqdm=disable_tqdm))
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -125,8 +124,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
                 f"method={self._method.spec}: a running text has no context to "
                 "compress; kvp eval --tasks text measures its perplexity after eviction"
             )
-        scores: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)
-        return scores
+        return list(super().loglikelihood_rolling(requests, disable_tqdm))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The answer to every prompt, one after another; UsageError where its field is missing."""

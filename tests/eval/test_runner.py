@@ -14,14 +14,14 @@ from eval.evolve.config import EvolveConfig
 from eval.evolve.run import PromptSet, plan_search
 from eval.methods import build_methods
 from eval.prompts import load_prompts
-from eval.runner import evaluate_together, measure_future_attention, run_prefix, select_for_methods
+from eval.runner import evaluate_together, measure_future_attention, select_for_methods
 from eval.timing import timing_records
 from kvp.budgets import parse_budget
 from kvp.data.task import TaskSettings
 from kvp.hf import EvictingCache, prefill, prefill_and_evict
 from kvp.hf.shrink import all_tokens
 from kvp.ranking import UNPROTECTED, Protection
-from kvp.scoring import ALL_QUERIES, Needs
+from kvp.scoring import ALL_QUERIES, Needs, needs_of
 from kvp.specification import split_list
 from policies import make_allocator, make_scorer
 from policies.knorm import KNorm
@@ -141,7 +141,7 @@ def test_records_count_the_evidence_of_every_head(runner, prompts, protocol):
     prompt = prompts["niah_single_1"]
     settings = [*_settings("full", None)[1:], *_settings("ring,random,knorm+ada", "40%")]
     (rows,) = evaluate_together(runner, [prompt], protocol, settings)
-    start = run_prefix(runner, prompt, protocol)
+    start = runner.prefill(prompt, protocol, Needs(queries=ALL_QUERIES))
     kept = {(s.spec, s.protected): k for s, k in select_for_methods(start, settings, None)}
     assert rows[0]["evidence_kept"] == [[len(prompt.evidence)] * 2] * 2
     assert rows[0]["evidence_lost"] == 0
@@ -172,7 +172,7 @@ def test_the_pinned_question_is_kept_where_it_is_seen(runner, prompts):
     prompt = prompts["niah_single_1"]
     settings = _settings("random_pinned,random", "70%")[1::2]
     for protocol in ("query_aware", "query_agnostic"):
-        start = run_prefix(runner, prompt, protocol)
+        start = runner.prefill(prompt, protocol, Needs(queries=ALL_QUERIES))
         (_, pinned), (_, plain) = select_for_methods(start, settings, None)
         question = range(prompt.encoded.context_length, start.tokens)
         assert len(question) == prompt.question_tokens(protocol)
@@ -214,7 +214,7 @@ def test_full_reply_loss_is_that_of_a_plain_forward(runner, prompts):
 def test_future_attention_is_that_of_the_whole_text(runner, prompts, task, protocol):
     """Against the attention weights of the eager attention of transformers over the whole text."""
     prompt = prompts[task]
-    start = run_prefix(runner, prompt, protocol)
+    start = runner.prefill(prompt, protocol, Needs(queries=ALL_QUERIES))
     point = prompt.cached_tokens(protocol)
     future = measure_future_attention(runner, prompt, start)
     if task == "chat":
@@ -234,7 +234,7 @@ def _setting(method, budget, protection=UNPROTECTED):
 
 
 def _kept(runner, prompt, protocol, setting):
-    start = run_prefix(runner, prompt, protocol, [setting])
+    start = runner.prefill(prompt, protocol, [Needs(queries=ALL_QUERIES), needs_of(setting.scorer)])
     ((_, kept),) = select_for_methods(start, [setting], None)
     return kept
 
