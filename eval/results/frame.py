@@ -145,8 +145,8 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
 
     def sentences(self) -> list[str]:
         """The sentences at the end of kvp eval and at the top of the page of kvp report."""
-        said = (line for comparison in self.comparisons for line in sentences(comparison))
-        return list(dict.fromkeys(said))
+        lines = (line for comparison in self.comparisons for line in sentences(comparison))
+        return list(dict.fromkeys(lines))
 
     def summary(self) -> pandas.DataFrame:
         """Every estimate with its interval, one number per column (`tidy`)."""

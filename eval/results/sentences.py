@@ -74,17 +74,17 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
         if not gaps:
             continue
         smallest, open_one = stats.find_smallest_budget(gaps)
-        said, words, largest = shown, f" {smallest}", next(iter(gaps))
+        labels, words, largest = shown, f" {smallest}", next(iter(gaps))
         if smallest is None:
-            said, words, open_one = lost, "", None
+            labels, words, open_one = lost, "", None
             if gaps[largest].mean > -stats.RESOLUTION:
-                said, open_one = unsure, largest
+                labels, open_one = unsure, largest
             elif gaps[largest].high > -stats.RESOLUTION:
-                said, words = unsure, " (its mean loss is larger)"
+                labels, words = unsure, " (its mean loss is larger)"
         if open_one:
             number = stats.prompts_to_hold(gaps[open_one])
             words += f" (at {open_one} about {number:,} prompts would show it)"
-        said.append(f"{setting.label}{words}")
+        labels.append(f"{setting.label}{words}")
     cases = {
         "Smallest budget of those run that loses at most 5 points to the full cache (95 % "
         "confidence): ": shown,
@@ -92,7 +92,7 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
         "Too few prompts to tell whether at most 5 points are lost to the full cache at the "
         "largest budget: ": unsure,
     }
-    return [f"{case}{'; '.join(said)}." for case, said in cases.items() if said]
+    return [f"{case}{'; '.join(labels)}." for case, labels in cases.items() if labels]
 
 
 def _main_sentence(comparison: Comparison, best: Best) -> str:
@@ -106,13 +106,13 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     none_right = comparison.kind == "accuracy" and not comparison.cells[first, budget].interval.mean
     if none_right and not best.learned:
         words = "no method answers any question"
-    said = f"{place}, with the {SEEN[comparison.protocol]} before compression, {words}"
+    sentence = f"{place}, with the {SEEN[comparison.protocol]} before compression, {words}"
     if full := comparison.full:
-        said += f", the full cache {_mean_text(comparison, full)}"
+        sentence += f", the full cache {_mean_text(comparison, full)}"
     equal = comparison.equal_counts(first)
     if equal not in (None, first) and (equal, budget) in comparison.cells:
-        said += f". With equal counts per head it {_score(comparison, equal, budget)}"
-    return f"{said}."
+        sentence += f". With equal counts per head it {_score(comparison, equal, budget)}"
+    return f"{sentence}."
 
 
 def _score(comparison: Comparison, setting: MethodSetting, budget: str) -> str:
