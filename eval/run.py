@@ -142,11 +142,11 @@ def _prepare(
         say(f"note: {note}")
     counts = {len(evaluation.methods) for evaluation in prepared.work}
     settings = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
-    tasks = len({prompt.task for prompt in prepared.prompts})
+    prompts, tasks = len(prepared.prompts), len({prompt.task for prompt in prepared.prompts})
     say(
-        f"{len(prepared.prompts)} prompts of {tasks} task{'s' * (tasks > 1)}, {len(prepared.work)} "
-        f"evaluations of {settings} settings each; {prepared.geometry.total_kv_heads} KV heads in "
-        f"{prepared.geometry.layers} layers"
+        f"{prompts} prompt{'s' * (prompts > 1)} of {tasks} task{'s' * (tasks > 1)}, "
+        f"{len(prepared.work)} evaluations of {settings} settings each; "
+        f"{prepared.geometry.total_kv_heads} KV heads in {prepared.geometry.layers} layers"
     )
     return prepared
 

@@ -109,8 +109,9 @@ class ContextFacts:
 
     def to_dict(self) -> dict[str, Any]:
         """What a file says: all fields, of optional ones those that have a value."""
-        optional, said = {f.name for f in fields(self) if f.default is None}, asdict(self).items()
-        return {name: value for name, value in said if value is not None or name not in optional}
+        optional = {item.name for item in fields(self) if item.default is None}
+        values = asdict(self).items()
+        return {name: value for name, value in values if value is not None or name not in optional}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,8 +260,8 @@ def read_context(path: Path, most: float = float("inf")) -> Context:
     with _open(path) as (header, size, read_tensors):
         facts = _facts(path, header)
         if size > (most := min(most, facts.nbytes + 8 * facts.tokens)):
-            allowed = f"facts and memory_gb allow {most:,.0f}"
-            raise ContextError(f"{path} takes {size:,} bytes, {allowed}")
+            more = f"more than the {most:,.0f} of its facts or of memory_gb: raise memory_gb"
+            raise ContextError(f"{path} takes {size:,} bytes, {more}")
         if tensors_digest(tensors := read_tensors()) != header["tensors"]:
             raise ContextError(f"{path} is damaged: its checksum does not match its tensors")
         layers = range(Geometry.from_dict(facts.geometry).layers)

@@ -150,7 +150,7 @@ class AllocatorParts(OptionalParts):
 
 
 def check_allocator(thing: Any, label: str, hint: str = "") -> Allocator:  # noqa: ANN401
-    """It, or one of a class; UsageError, from `label` to `hint`, where that is no allocator."""
+    """Return `thing`, or one made of it if a class; UsageError where that is no allocator."""
     thing = instance_of(thing, class_label("allocator", thing))
     with user_errors(thing, label):
         if not hasattr(thing, "name") or not hasattr(thing, "allocate"):

@@ -190,7 +190,7 @@ def needs_of(scorer: Scorer) -> Needs:
 
 
 def check_scorer(thing: Any, label: str, hint: str = "") -> Scorer:  # noqa: ANN401
-    """It, or one of a class; UsageError, from `label` to `hint`, where that is no scorer."""
+    """Return `thing`, or one made of it if it is a class; UsageError where that is no scorer."""
     thing = instance_of(thing, class_label("scorer", thing))
     with user_errors(thing, label):
         missing = ", ".join(part for part in ("name", "score") if not hasattr(thing, part))

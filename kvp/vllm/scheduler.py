@@ -40,7 +40,8 @@ class Scheduler:
         """Note what a new request asks for: a context to go on from, or one to be made of it."""
         ids, name, wrong = request.prompt_token_ids or [], request.request_id, ""
         placeholders = read_placeholders(ids, self._model.vocabulary)
-        params = said if isinstance(said := request.kv_transfer_params, Mapping) else {}
+        given = request.kv_transfer_params
+        params = given if isinstance(given, Mapping) else {}
         budget = params.get(COMPRESS)
         if unknown := [key for key in params if str(key).startswith("kvp_") and key != COMPRESS]:
             wrong = f"kv_transfer_params has no {unknown[0]!r}: kvp reads {COMPRESS!r} alone"

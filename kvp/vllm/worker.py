@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -146,8 +145,7 @@ class Worker:
         """The context; ContextError where its file cannot be used."""
         if (context := self._contexts.get(digest)) is None:
             context = read_context(self._folder / f"{digest}{SUFFIX}", self._memory_bytes)
-            with suppress(ValueError):  # larger than the whole memory
-                self._contexts[digest] = context
+            self._contexts[digest] = context
         return context
 
     def _write(self, context: Context, load: Load) -> None:
