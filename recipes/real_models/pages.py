@@ -59,8 +59,8 @@ LEAST_GAIN = 0.05
 BASELINES = {
     "full cache": FULL,
     OURS: OURS,
-    "KVzip+global, two passes": "kvzip",
-    "ContrastKV+global, two passes": "contrastkv",
+    "KVzip+global, reads twice": "kvzip",
+    "ContrastKV+global, reads twice": "contrastkv",
     "SnapKV+ada": "snapkv",
     "KeyDiff+ada": "keydiff",
     "recency, 24 prompts": RECENCY,
