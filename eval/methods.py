@@ -95,16 +95,18 @@ class Method(MethodSetting):
 
 
 MethodArgument = str | Scorer | type[Scorer] | tuple[Scorer | type[Scorer], Allocator | None]
+MadeMethod = str | tuple[Any, Any]
+"""Its name, or both sides: names or objects, no classes."""
 
 
-def make_objects(methods: Sequence[MethodArgument]) -> list[str | tuple[Any, Any]]:
-    """Sides of each method, one object for all uses of a class; kvp's own become names."""
-    made: dict[int, Any] = {id(SCORERS[name]): Specification.split(name) for name in SCORERS}
+def make_objects(methods: Sequence[MethodArgument]) -> list[MadeMethod]:
+    """Sides of each method, one object for all uses of a class; kvp's own scorers become names."""
+    made: dict[int, Any] = {id(SCORERS[name]): name for name in SCORERS}
 
     def make(side: object, maker: Callable[[Any], object]) -> Any:  # noqa: ANN401
-        if side is not None and id(side) not in made:
+        if not (side is None or isinstance(side, str) or id(side) in made):
             made[id(side)] = maker(side)
-        return made.get(id(side))
+        return made.get(id(side), side)
 
     pairs = (one if isinstance(one, str | tuple) else (one, None) for one in methods)
     return [
@@ -113,7 +115,7 @@ def make_objects(methods: Sequence[MethodArgument]) -> list[str | tuple[Any, Any
     ]
 
 
-def _tuned_path(method: MethodArgument) -> str | None:
+def _tuned_path(method: MadeMethod) -> str | None:
     """FILE of `tuned:FILE`, UsageError where it is empty; None for other methods."""
     name, _, path = method.partition(":") if isinstance(method, str) else ("", "", "")
     if name.strip() != TUNED:
@@ -124,7 +126,7 @@ def _tuned_path(method: MethodArgument) -> str | None:
 
 
 def build_methods(
-    methods: Sequence[MethodArgument],
+    methods: Sequence[MadeMethod],
     *,
     allocators: Sequence[str] = (UNIFORM,),
     policies: Sequence[str] = (),
@@ -132,30 +134,29 @@ def build_methods(
 ) -> tuple[Method, ...]:
     """Methods of a run, in the order given; two spellings of one method count once.
 
-    `methods` are `full`, SCORER, SCORER+ALLOCATOR, `nulls` (`NULLS`), `tuned:FILE`, or objects and
-    classes of scorers, with an allocator as a pair; `allocators` are for those that name none,
+    `methods` are `full`, SCORER, SCORER+ALLOCATOR, `nulls` (`NULLS`), `tuned:FILE`, or pairs of
+    `make_objects`, which takes objects and classes; `allocators` are for those that name none,
     `policies` for `kvp` (`policy_sources`), `seed` for random ones. Raises UsageError on
     what is unknown, does not go together or shares a name, PolicyError on a damaged policy.
     """
     built: list[Method] = []
-    for method in make_objects(methods):
+    for method in methods:
+        scorer, allocator = split_method(method) if isinstance(method, str) else method
         if (path := _tuned_path(method)) is not None:
             settings = load_settings(path)
             _refuse_unnamed(settings, str(method), [*methods, *allocators])
             built += _tuned_methods(settings, policies, seed)
-            continue
-        scorer, allocator = split_method(method) if isinstance(method, str) else method
-        if scorer == FULL:
+        elif scorer == FULL:
             if allocator is not None:
                 raise UsageError(f"--methods {method}: the full cache has no allocator")
             built.append(Method(method=FULL))
-            continue
-        built += [
-            with_allocator(expanded, each)
-            for one in (NULLS if scorer == ALL_NULLS else (scorer,))
-            for expanded in _expand_scorer(one, policies, seed)
-            for each in (allocators if allocator is None else (allocator,))
-        ]
+        else:
+            built += [
+                with_allocator(expanded, each)
+                for one in (NULLS if scorer == ALL_NULLS else (scorer,))
+                for expanded in _expand_scorer(one, policies, seed)
+                for each in (allocators if allocator is None else (allocator,))
+            ]
     refuse_namesakes(built)
     return tuple(dict.fromkeys(built))
 
@@ -202,7 +203,7 @@ def foreign_names(settings: TunedSettings) -> Iterator[tuple[str, str]]:
                 yield flag, written.name
 
 
-def _refuse_unnamed(settings: TunedSettings, text: str, given: Iterable[MethodArgument]) -> None:
+def _refuse_unnamed(settings: TunedSettings, text: str, given: Iterable[MadeMethod]) -> None:
     """Raise UsageError where a settings file names what is not kvp's own and no caller named."""
     texts = [one for one in given if isinstance(one, str) and _tuned_path(one) is None]
     named = {Specification.split(side).name for one in texts for side in split_method(one) if side}
@@ -235,11 +236,10 @@ def with_allocator(method: Method, spec: str | Allocator) -> Method:
     return replace(method, allocator=allocator.name, self_sized=sized, allocator_side=side)
 
 
-def registered_method(spec: str | Specification | Scorer, seed: int) -> Method:
+def registered_method(spec: str | Scorer, seed: int) -> Method:
     """A method by name, or of an object; random ones that name no seed draw from the run's."""
-    named = Specification.parse(spec, "method") if isinstance(spec, str) else spec
-    written = named if isinstance(named, Specification) else None
-    method = method_of(scorer := make_scorer(named), written)
+    written = Specification.parse(spec, "method") if isinstance(spec, str) else None
+    method = method_of(scorer := make_scorer(written or spec), written)
     if isinstance(scorer, Random) and scorer.seed == 0 != seed:
         if written and "seed" not in written.options:
             return replace(method, scorer_side=Side(replace(scorer, seed=seed), written))

@@ -70,12 +70,11 @@ def run(
     if temporary and config.engine == "local":  # a launcher's processes have a folder each
         device = device_of_rank(config.device, config.worker)
         config = replace(config, device=device, rank=0, world_size=1)
-    given = make_objects(config.method_list)
-    methods = build_run_methods(replace(config, methods=given))
-    recorded = [
-        one if isinstance(one, str) else "+".join(side.name for side in one if side is not None)
-        for one in given
-    ]
+    made = make_objects(config.method_list)
+    methods = build_run_methods(config, made)
+    pairs = ((one,) if isinstance(one, str) else one for one in made)
+    sides = ([side for side in pair if side is not None] for pair in pairs)
+    recorded = ["+".join(getattr(side, "name", side) for side in both) for both in sides]
     config = replace(config, methods=",".join(recorded))
     if config.dry_run:
         prepared = _prepare(config, methods, loaded)

@@ -218,7 +218,7 @@ def split_prompts(
 
 def _method(config: EvalConfig) -> Method:
     """The one method that ranks the tokens; UsageError where it cannot be searched with."""
-    method, *others = build_run_methods(config)
+    method, *others = build_run_methods(config, config.method_list)
     if others or method.scorer is None or method.allocator != UNIFORM:
         raise UsageError(f"--scorer {config.methods}: name one scorer, without allocator")
     if needs_of(method.scorer).future:

@@ -15,6 +15,7 @@ from kvp.errors import UsageError
 from kvp.hf import load_model
 from kvp.scoring import Needs
 from policies import load_policy, make_allocator
+from policies.controls import Random
 
 SMALL = {"tasks": ["niah_single_1"], "length": 300, "prompts": 2, "budgets": ["25%"],
          "protocols": "query_aware", "protection": "off"}  # fmt: skip
@@ -101,14 +102,16 @@ def test_a_loaded_model_is_evaluated_as_its_name_is(model_folder):
 def test_names_classes_and_objects_side_by_side(model_folder, tiny_policy):
     oldest, policy = Newest(back=True), load_policy(tiny_policy)
     ada = make_allocator("ada")
-    methods = [Newest, (Newest, ada), oldest, (oldest, ada), "knorm+ada", policy]
+    methods = [Newest, (Newest, ada), oldest, (oldest, ada), "knorm+ada", policy, Random]
     Newest.made.clear()
-    table = _evaluate(str(model_folder), methods)
+    table = _evaluate(str(model_folder), methods, seed=3)
     assert len(Newest.made) == 1
+    assert set(table[table["method"] == "random"]["variant"]) == {"auto"}  # draws with seed 3
     labels = table.groupby(["method", "allocator"]).size()
     assert dict(labels) == {
         ("newest", "uniform"): 2, ("newest", "ada"): 2, ("oldest", "uniform"): 2,
         ("oldest", "ada"): 2, ("knorm", "ada"): 2, ("kvp", "uniform"): 2,
+        ("random", "uniform"): 2,
     }  # fmt: skip
     assert "oldest:all(back=1)+ada" in repr(table)
     assert set(table[table["method"] == "kvp"]["policy"]) == {"seed0"}

@@ -8,7 +8,7 @@ import yaml
 from eval.config import EvalConfig
 from eval.method_listing import PLAIN, needs_in_words
 from eval.method_listing import run as print_methods
-from eval.methods import build_methods, file_digests, method_of
+from eval.methods import build_methods, file_digests, make_objects, method_of
 from eval.policy_arguments import policy_sources
 from eval.prepared_run import build_run_methods
 from eval.tune.config import TuneConfig
@@ -23,7 +23,8 @@ from policies.registry import ALLOCATORS, NULLS, SCORERS
 
 
 def _methods(methods, **fields):
-    return build_run_methods(EvalConfig(out="unused", methods=methods, **fields))
+    config = EvalConfig(out="unused", methods=methods, **fields)
+    return build_run_methods(config, make_objects(config.method_list))
 
 
 def _specs(methods, **fields):
@@ -42,9 +43,10 @@ def test_methods_carry_preset_and_options_as_variant():
     assert methods[-1].scorer == make_scorer("random(seed=3)")
     (named,) = _methods("random(seed=0)", seed=3)
     assert (named.scorer, named.variant) == (make_scorer("random(seed=0)"), "seed=0")
-    given = ["random", SCORERS["random"], (SCORERS["random"], None), make_scorer("random")]
-    drawn = [(one.variant, one.scorer.seed) for one in build_methods(given, seed=3)]
-    assert drawn == [("auto", 3), ("seed=0", 0)]
+    own = SCORERS["random"]
+    for given in (["random"], [own], [(own, None)], [("random", None)], ["random", own]):
+        drawn = [(one.variant, one.scorer.seed) for one in _methods([*given, own()], seed=3)]
+        assert drawn == [("auto", 3), ("seed=0", 0)]
     assert [method.spec for method in methods][2:4] == ["snapkv:kvpress", "snapkv(window=9)"]
 
 
@@ -194,25 +196,23 @@ def test_methods_of_a_user_with_other_options_are_told_apart_or_refused(own_modu
     assert (digests.pop("own_options.py"), *digests) == (digest, "options of plain")
     plain = import_object("own_options:Plain", "")
     assert labels("@Plain(step=1)") == ["plain"]  # the default
-    assert digests.items() - file_digests([], build_methods([plain(step=2)])).items()
+    assert digests.items() - file_digests([], _methods([plain(step=2)])).items()
     with pytest.raises(UsageError, match=r"both called 'plain'.*BaseScorer"):
-        build_methods(["own_options:Plain", plain(step=2)])
+        _methods(["own_options:Plain", plain(step=2)])
     own_module("more_options", imports + OWN_WITH_OPTIONS)
     with pytest.raises(UsageError, match=r"^--methods: more_options:Derived and .* 'derived': giv"):
         labels("@Derived,more_options:Derived+ada")
     with pytest.raises(UsageError, match=r"^--methods: Derived and another are both called 'deriv"):
-        build_methods(["own_options:Derived", import_object("more_options:Derived", "")()])
-    assert (
-        len(build_methods(["own_options:Derived", import_object("own_options:Derived", "")])) == 1
-    )
+        _methods(["own_options:Derived", import_object("more_options:Derived", "")()])
+    assert len(_methods(["own_options:Derived", import_object("own_options:Derived", "")])) == 1
 
 
 def test_two_allocators_of_one_name_are_refused_and_one_given_twice_is_one():
     own = type("Own", (), {"name": "own", "allocate": ALLOCATORS["ada"]().allocate})
     with pytest.raises(UsageError, match=r"^--methods: Own and another are both called 'own'"):
-        build_methods([(SCORERS["snapkv"], own()), (SCORERS["tova"], own())])
+        _methods([(SCORERS["snapkv"], own()), (SCORERS["tova"], own())])
     for given in (own, own()):
-        assert len(build_methods([(SCORERS[name], given) for name in ("tova", "tova", "h2o")])) == 2
+        assert len(_methods([(SCORERS[name], given) for name in ("tova", "tova", "h2o")])) == 2
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"

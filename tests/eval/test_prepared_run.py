@@ -24,10 +24,8 @@ def _prepare(folder, loaded=False, methods=(), **settings):
         model=str(folder), out="unused", methods="full,knorm", length=300, prompts=1,
         tasks="niah_single_1", protection="both", **{"budgets": "50%", **settings},
     )  # fmt: skip
-    if not loaded:
-        return prepare(config, methods or build_run_methods(config))
-    model, tokenizer = load_model(str(folder))
-    return prepare(config, build_run_methods(config), LoadedModel(model=model, tokenizer=tokenizer))
+    made = methods or build_run_methods(config, config.method_list)
+    return prepare(config, made, LoadedModel(*load_model(str(folder))) if loaded else None)
 
 
 def test_small_budgets_are_noted_where_they_were_asked_for(model_folder):

@@ -277,7 +277,7 @@ def test_every_program_shows_the_same_tokens(runner, prompts, protocol):
     """Evaluation, timing and search: the whole prompt, or its context and no more."""
     prompt = prompts["niah_single_1"]
     scorer = _Recording()
-    (method,) = build_methods([scorer])
+    (method,) = build_methods([(scorer, None)])
     setting = _setting(method, "25%")
     list(evaluate_together(runner, [prompt], protocol, [setting]))
     timing_records(runner, [prompt], protocol, [setting])

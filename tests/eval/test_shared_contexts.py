@@ -35,7 +35,7 @@ def prepared(model_folder, rows):
         length=300, methods="full,knorm,snapkv,oracle,kvzip+global", budgets="30%",
         protection="off", max_new_tokens=6, out="unused",
     )  # fmt: skip
-    return prepare(config, build_run_methods(config))
+    return prepare(config, build_run_methods(config, config.method_list))
 
 
 def test_records_are_those_of_each_question_alone(runner, prepared, tmp_path, monkeypatch):
