@@ -7,7 +7,7 @@ method, budget) is decided where it is used; this module imports no torch.
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from eval.results.record_names import PROTOCOLS
 from kvp import names as known_names
@@ -19,6 +19,7 @@ from kvp.names import LEARNED, UNIFORM
 from kvp.program import settings as groups
 from kvp.specification import Specification, split_label, split_list, split_method
 
+Made = TypeVar("Made")
 PROTECTIONS = {"both": (True, False), "on": (True,), "off": (False,)}
 """Values of `--protection`: whether first and last tokens are always kept."""
 NEEDS_POLICIES = (
@@ -81,10 +82,10 @@ class PromptConfig(groups.DataConfig):
         return None if numbers is None else tuple(map(int, numbers))
 
 
-def check_flag(flag: str, parse: Callable[[str], object], text: str) -> None:
-    """Raise UsageError, naming the flag, where `parse` raises it."""
+def check_flag(flag: str, parse: Callable[[Any], Made], given: object) -> Made:
+    """What `parse` makes of a value; where it raises UsageError, the message names the flag."""
     try:
-        parse(text)
+        return parse(given)
     except UsageError as error:
         raise UsageError(f"--{flag}: {error}") from None
 

@@ -10,7 +10,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from eval.config import NEEDS_POLICIES
+from eval.config import NEEDS_POLICIES, check_flag
 from eval.policy_arguments import policy_sources
 from eval.results.method_setting import MethodSetting
 from eval.results.record_names import DEFAULT_VARIANT, SELF_SIZED
@@ -23,7 +23,7 @@ from kvp.data.tasks import expand_tasks, find_task
 from kvp.errors import UsageError
 from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED, UNIFORM, check_methods
 from kvp.own_packages import NAMES
-from kvp.plugins import OptionalParts
+from kvp.plugins import OptionalParts, user_errors
 from kvp.ranking import UNPROTECTED, Allocator, AllocatorParts, Protection, kept_tokens
 from kvp.scoring import Scorer
 from kvp.specification import Specification, split_method
@@ -95,8 +95,7 @@ class Method(MethodSetting):
 
 
 MethodArgument = str | Scorer | type[Scorer] | tuple[Scorer | type[Scorer], Allocator | None]
-MadeMethod = str | tuple[Any, Any]
-"""Its name, or both sides: names or objects, no classes."""
+MadeMethod = str | tuple[Any, Any]  # its name, or both sides: names or objects, no classes
 
 
 def make_objects(methods: Sequence[MethodArgument]) -> list[MadeMethod]:
@@ -164,7 +163,7 @@ def build_methods(
 def refuse_namesakes(methods: Iterable[Method]) -> None:
     """Raise UsageError where two scorers or two allocators that differ share a name.
 
-    Those written alike are the same, and objects of one class that are equal.
+    Those written alike are the same, and objects of one class that are equal (`_compared`).
     """
     named: dict[object, Side] = {}
     for method in [one for one in methods if one.scorer is not None]:
@@ -173,12 +172,21 @@ def refuse_namesakes(methods: Iterable[Method]) -> None:
             earlier, before = named.setdefault(name, Side(made, written))
             if made is earlier or (written is not None and written == before):
                 continue
-            if type(made) is not type(earlier) or made != earlier:
+            hint = "pass the same object twice"
+            with user_errors(made, f"--methods: comparing two called {made.name!r} ({hint})"):
+                same = type(made) is type(earlier) and bool(_compared(made) == _compared(earlier))
+            if not same:
                 what = type(made).__name__ if written is None else written.text
                 raise UsageError(
                     f"--methods: {what} and another are both called {made.name!r}: give each a "
-                    "name of its own (policies.base.BaseScorer puts options into it)"
+                    f"name of its own (policies.base.BaseScorer puts options into it), or {hint}"
                 )
+
+
+def _compared(made: object) -> object:
+    """What tells objects of a class apart: digest and options, or without digest themselves."""
+    digest = OptionalParts(made).digest
+    return made if digest is None else (digest, _options_of(made))
 
 
 def _expand_scorer(scorer: str | Scorer, policies: Sequence[str], seed: int) -> list[Method]:
@@ -187,10 +195,7 @@ def _expand_scorer(scorer: str | Scorer, policies: Sequence[str], seed: int) -> 
         return learned_methods(policies)
     if isinstance(scorer, str):
         check_methods([scorer], "methods")
-    try:
-        return [registered_method(scorer, seed)]
-    except UsageError as error:
-        raise UsageError(f"--methods: {error}") from None
+    return [check_flag("methods", partial(registered_method, seed=seed), scorer)]
 
 
 def foreign_names(settings: TunedSettings) -> Iterator[tuple[str, str]]:

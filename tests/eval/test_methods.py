@@ -1,8 +1,9 @@
 import hashlib
-from dataclasses import fields, replace
+from dataclasses import fields, make_dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from eval.config import EvalConfig
@@ -18,7 +19,7 @@ from kvp.plugins import import_object
 from kvp.program.settings import Group
 from kvp.scoring import ALL_QUERIES, Needs, Noise, Reconstruction
 from kvp.specification import split_label, split_method
-from policies import make_scorer
+from policies import load_policy, make_scorer
 from policies.registry import ALLOCATORS, NULLS, SCORERS
 
 
@@ -57,6 +58,9 @@ def test_missing_policies_are_refused():
     (bundled,) = _methods("kvp+global")
     assert (bundled.spec, bundled.policy) == ("kvp/nano+global", "nano")
     assert method_of(replace(bundled.scorer, metadata={}, label="mine")).spec == "kvp/mine"
+    assert _specs(["kvp", (load_policy("nano"), "ada")]) == ["kvp/nano", "kvp/nano+ada"]
+    with pytest.raises(UsageError, match=r"both called 'kvp'.*, or pass the same object twice$"):
+        _methods(["kvp", (replace(bundled.scorer, calibration=None), "ada")])
     for name, given in (("nowhere", "nowhere"), ("", "best=")):
         with pytest.raises(PolicyError, match=f"--policies: there is no folder '{name}'"):
             _methods("kvp", policies=given)
@@ -213,6 +217,9 @@ def test_two_allocators_of_one_name_are_refused_and_one_given_twice_is_one():
         _methods([(SCORERS["snapkv"], own()), (SCORERS["tova"], own())])
     for given in (own, own()):
         assert len(_methods([(SCORERS[name], given) for name in ("tova", "tova", "h2o")])) == 2
+    held = make_dataclass("Held", ["weights"], bases=(own,))
+    with pytest.raises(UsageError, match=r"called 'own' \(pass the same .* failed \(RuntimeError"):
+        _methods([(SCORERS[name], held(torch.ones(3))) for name in ("tova", "h2o")])
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
