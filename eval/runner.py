@@ -147,8 +147,9 @@ def evaluate_together(
     Methods that read the answer to come select tokens for each prompt anew, all others once.
     """
     needs = [needs_of(method.scorer) for method in methods if method.scorer]
-    start = runner.prefill(prompts[0], protocol, [Needs(queries=ALL_QUERIES), *needs])
     seeing = [method for method in methods if method.scorer and needs_of(method.scorer).future]
+    whole = Needs(queries=ALL_QUERIES if seeing else 0)  # `measure_future_attention` reads them
+    start = runner.prefill(prompts[0], protocol, [whole, *needs])
     blind = [method for method in methods if method not in seeing]
     shared = list(select_for_methods(start, blind, None))
     for prompt in prompts:

@@ -182,14 +182,18 @@ def test_the_pinned_question_is_kept_where_it_is_seen(runner, prompts):
 
 
 def test_one_scoring_pass_serves_all_allocators(runner, prompts, monkeypatch):
-    calls = []
-    score = KNorm.score
+    calls, starts = [], []
+    score, start = KNorm.score, type(runner).prefill
+    monkeypatch.setattr(
+        type(runner), "prefill", lambda *given: starts.append(start(*given)) or starts[0]
+    )
     monkeypatch.setattr(
         KNorm, "score", lambda self, view: calls.append(view.layer) or score(self, view)
     )
     settings = _settings("knorm,knorm+ada,knorm+global", "25%")
     (records,) = evaluate_together(runner, [prompts["chat"]], "query_aware", settings)
     assert calls == [0, 1]  # each layer once for 6 records
+    assert not starts[0].queries  # nobody reads them
     for record in records:
         kept = int(0.25 * record["cached_tokens"] + 0.5)
         assert record["kept_tokens"] == record["budget"] == kept
