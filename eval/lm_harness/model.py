@@ -109,7 +109,8 @@ class KvpLM(HFLM):  # type: ignore[misc]
     ) -> list[LogLikelihood]:
         """(log-likelihood in nats, whether it is the greedy answer) of every continuation.
 
-        Raises UsageError where a context has no such field as `question` needs.
+        Raises UsageError where a context has no such field as `question` needs, and where a
+        continuation is empty or longer than the model.
         """
         asked = [(request.args[0], request) for request in requests if request.args[0]]
         self._after = {text: self._tokens_after(one, text.rstrip()) for text, one in asked}
@@ -178,6 +179,11 @@ class KvpLM(HFLM):  # type: ignore[misc]
         for number, (texts, context, continuation) in enumerate(requests):
             # The end of a context that is too long, as HFLM: the last token of all is not fed.
             kept = [*context, *continuation][-(self.max_length + 1) : -len(continuation)]
+            if texts and not kept:
+                raise UsageError(
+                    f"the continuation {texts[1]!r:.60} has {len(continuation)} tokens: the model "
+                    f"scores 1 to {self.max_length} (max_length=); leave its document out"
+                )
             cut += texts is not None and len(kept) < len(context)
             after = 1 if texts is None else self._after.get(texts[0], 1)
             groups.setdefault((tuple(kept), after), []).append(number)

@@ -57,6 +57,9 @@ def test_without_eviction_numbers_are_those_of_hflm(model_folder, stock, setting
     theirs = stock.loglikelihood(requests, disable_tqdm=True)
     ours = lm.loglikelihood(requests, disable_tqdm=True)
     assert "4 contexts lost their beginning" in capsys.readouterr().err
+    for text, tokens in ((LONG, r"\d{3,}"), ("", "0")):
+        with pytest.raises(UsageError, match=f"^the continuation '.* has {tokens} tokens: "):
+            lm.loglikelihood(_requests("loglikelihood", [("x", text)]))
     assert [greedy for _, greedy in ours] == [greedy for _, greedy in theirs]
     torch.testing.assert_close(
         [float(value) for value, _ in ours], [float(value) for value, _ in theirs],
