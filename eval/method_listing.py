@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
-from kvp.names import ALL_NULLS, FULL, KVZAP, LEARNED
+from kvp.names import ALL_NULLS, FULL, KVZAP, LEARNED, NULLS
 from kvp.program.settings import Group
 from kvp.scoring import ALL_QUERIES, Needs
 from policies.base import Component
@@ -45,8 +45,8 @@ def _scorer_lines() -> Iterator[str]:
 
 
 def _scorers(*, null: bool) -> Iterator[str]:
-    for entry in SCORERS.values():
-        if entry.null == null:
+    for name, entry in SCORERS.items():
+        if (name in NULLS) == null:
             reads = needs_in_words(entry().needs)
             free = " (attention-free)" if PLAIN in reads else ""
             yield from _component(entry, free, reads=reads)

@@ -21,7 +21,7 @@ from kvp.artifacts.manifest import own_code, sha256_file
 from kvp.budgets import Budget
 from kvp.data.tasks import expand_tasks, find_task
 from kvp.errors import UsageError
-from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED, UNIFORM, check_methods
+from kvp.names import ALL_NULLS, FULL, LEARNED, NULLS, TUNED, UNIFORM, check_methods
 from kvp.own_packages import NAMES
 from kvp.plugins import OptionalParts, user_errors
 from kvp.ranking import UNPROTECTED, Allocator, AllocatorParts, Protection, kept_tokens
@@ -31,7 +31,7 @@ from policies import load_policy, make_allocator, make_scorer
 from policies.base import Component
 from policies.controls import Random
 from policies.learned import LearnedScorer
-from policies.registry import ALLOCATORS, NULLS, SCORERS, make_method
+from policies.registry import ALLOCATORS, SCORERS, make_method
 from policies.sources import INDEX
 
 

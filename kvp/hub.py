@@ -18,6 +18,8 @@ MODEL_FILE = "config.json"
 """What a folder with a model holds."""
 POLICY_FILE = "policy.json"
 """What a folder with a policy holds."""
+BUDGET_FILE = "budgets.json"
+"""What a folder with token counts of kvp evolve holds."""
 _NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[^\s@]+))?")
 
 

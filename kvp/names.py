@@ -23,6 +23,8 @@ SCORER_NAMES = (
     "windowkv", "oracle",
 )  # fmt: skip
 """Built-in scorers, the names of `policies.registry.SCORERS`."""
+NULLS = ("random", "random_pinned", "random_per_layer", "ring", "streaming_llm")
+"""Scorers that score nothing: a method that does not beat them has learned nothing of a prompt."""
 ALLOCATOR_NAMES = (
     "uniform", "pyramid", "ada", "global", "windowkv", "shared", "self_sized", "evolved",
 )  # fmt: skip

@@ -144,9 +144,6 @@ class Component:
 class BaseScorer(Component):
     """A method that scores tokens; it adds its options and `score`."""
 
-    null: ClassVar[bool] = False
-    """Whether it scores nothing: what every other method is compared with."""
-
     @property
     def needs(self) -> Needs:
         """Nothing but keys, values and positions."""

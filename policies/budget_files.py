@@ -12,11 +12,10 @@ from typing import Any
 from kvp.artifacts.files import raising_as
 from kvp.artifacts.manifest import Format, write_sealed_json
 from kvp.errors import PolicyError
+from kvp.hub import BUDGET_FILE
 from kvp.ranking import Protection
 
 FORMAT = Format("kvp-budgets", 1)
-BUDGET_FILE = "budgets.json"
-"""Name of the file in a folder; the folder may be named in its stead."""
 
 
 @dataclass(frozen=True, kw_only=True)

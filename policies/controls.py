@@ -23,7 +23,6 @@ class Random(BaseScorer):
 
     base_name: ClassVar[str] = "random"
     cost: ClassVar[str] = "one random number per token"
-    null: ClassVar[bool] = True
 
     def score(self, view: View) -> Tensor:
         """Uniform numbers, [B, H, N] float32; the same for every sequence of a batch."""
@@ -67,7 +66,6 @@ class Ring(BaseScorer):
     """Keep the most recent tokens."""
 
     base_name: ClassVar[str] = "ring"
-    null: ClassVar[bool] = True
 
     def score(self, view: View) -> Tensor:
         """Token index: [B, H, N] float32."""

@@ -166,9 +166,6 @@ SCORERS: Mapping[str, type[BaseScorer]] = {
 }  # fmt: skip
 """Built-in scorers: method name -> class, in the order of `kvp.names`."""
 
-NULLS = tuple(name for name, kind in SCORERS.items() if kind.null)
-"""Scorers that score nothing: a method that does not beat them has learned nothing of a prompt."""
-
 ALLOCATORS: Mapping[str, type[BaseAllocator]] = {
     kind.base_name: kind
     for kind in (Uniform, Pyramid, Ada, Global, WindowKVAllocator, Shared, SelfSized, Evolved)

@@ -19,7 +19,6 @@ class StreamingLLM(BaseScorer):
     """Let sinks take no more than half of the budget."""
 
     base_name: ClassVar[str] = "streaming_llm"
-    null: ClassVar[bool] = True
     presets: ClassVar[Presets] = {"kvpress": {"keep_recents": False}}
     grid: ClassVar[Grid] = {"n_sink": (0, 1, 2, 4, 8, 16, 32), "keep_recents": (True, False)}
 

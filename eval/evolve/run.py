@@ -35,12 +35,13 @@ from kvp.artifacts.manifest import run_manifest
 from kvp.data.task import TaskSettings, context_key
 from kvp.errors import PolicyError, UsageError
 from kvp.hf import Prefill
+from kvp.hub import BUDGET_FILE
 from kvp.names import UNIFORM
 from kvp.progress import Progress, phase, say
 from kvp.ranking import UNPROTECTED, Protection, Selection
 from kvp.scoring import Scorer, needs_of, score_prompt
 from kvp.specification import split_list
-from policies.budget_files import BUDGET_FILE, BudgetFile, load_budgets, save_budgets
+from policies.budget_files import BudgetFile, load_budgets, save_budgets
 
 
 @dataclass(kw_only=True)

@@ -15,8 +15,7 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter, Nul
 from eval.results.comparison import Comparison
 from eval.results.method_setting import MethodSetting, are_shares
 from eval.results.record_names import ORACLE
-from kvp.names import FULL, LEARNED
-from policies.registry import NULLS
+from kvp.names import FULL, LEARNED, NULLS
 
 SPREAD = 1.006
 """Factor between neighbouring curves at one budget, so that intervals do not hide each other."""

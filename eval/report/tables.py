@@ -13,8 +13,7 @@ from eval.results.frame import OVERALL
 from eval.results.method_setting import IN_WORDS, MethodSetting, are_shares
 from eval.results.record_names import SEEN, SELF_SIZED
 from eval.results.stats import Interval, holm
-from kvp.names import FULL
-from policies.registry import NULLS
+from kvp.names import FULL, NULLS
 
 Notes = Mapping[MethodSetting, str]
 """Settings of a table, one per row, each with the note below its name."""

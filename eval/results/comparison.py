@@ -20,8 +20,7 @@ from eval.results.setting_choice import choose_settings
 from eval.results.shapes import ResultsRow
 from eval.results.stats import Interval
 from eval.results.task_sorting import SortedTasks, sort_tasks
-from kvp.names import FULL, LEARNED, UNIFORM
-from policies.registry import NULLS
+from kvp.names import FULL, LEARNED, NULLS, UNIFORM
 
 USUAL_BUDGET = "12.5%"
 """The budget that sentences are about, if most methods ran at it; else the middle of such ones."""

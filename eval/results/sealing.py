@@ -8,7 +8,7 @@ from eval.results.record_names import MANIFEST, SETTINGS, TABLE
 from eval.results.records import RECORDS
 from kvp.artifacts.manifest import read_sealed_json, sha256_file, write_sealed_json
 from kvp.errors import ResultsError
-from policies.budget_files import BUDGET_FILE
+from kvp.hub import BUDGET_FILE
 
 _SEALED = (*RECORDS, SETTINGS, TABLE, BUDGET_FILE)
 """Files whose digests the manifest of a finished folder holds, where they are there."""

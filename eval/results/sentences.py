@@ -11,8 +11,7 @@ from eval.results.estimates import Estimate
 from eval.results.method_setting import PROTECTED, MethodSetting
 from eval.results.record_names import ORACLE, SEEN
 from eval.results.stats import Interval
-from kvp.names import FULL, LEARNED
-from policies.registry import NULLS
+from kvp.names import FULL, LEARNED, NULLS
 
 KEPT = f"{PROTECTED.strip()}: first and last tokens are always kept"
 

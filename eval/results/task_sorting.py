@@ -11,8 +11,7 @@ from eval.results.estimates import MEASURES, Kind, full_of, make_estimates
 from eval.results.method_setting import budget_axis
 from eval.results.records import group_by
 from eval.results.shapes import ResultsRow
-from kvp.names import FULL
-from policies.registry import NULLS
+from kvp.names import FULL, NULLS
 
 FAILED, NEEDLESS = "the full cache fails", "nothing is lost without context on"
 FAILS = 0.4

@@ -27,13 +27,13 @@ from eval.results.method_setting import group_policies
 from eval.results.tuned_settings import ScoredSetting, TunedMethod
 from eval.tune.config import TuneConfig
 from kvp.errors import UsageError
-from kvp.names import ALL_NULLS, FULL, LEARNED, TUNED
+from kvp.names import ALL_NULLS, FULL, LEARNED, NULLS, TUNED
 from kvp.ranking import Allocator, AllocatorParts
 from kvp.scoring import Scorer
 from kvp.specification import Specification, split_method
 from policies import make_allocator
 from policies.base import Component, Grid
-from policies.registry import ALLOCATORS, NULLS, SCORERS
+from policies.registry import ALLOCATORS, SCORERS
 
 
 class Option(NamedTuple):

@@ -15,12 +15,13 @@ from eval.prepared_run import build_run_methods
 from eval.tune.config import TuneConfig
 from kvp.errors import PolicyError, UsageError
 from kvp.hf.scorer_inputs import whole_prompt_input
+from kvp.names import NULLS
 from kvp.plugins import import_object
 from kvp.program.settings import Group
 from kvp.scoring import ALL_QUERIES, Needs, Noise, Reconstruction
 from kvp.specification import split_label, split_method
 from policies import load_policy, make_scorer
-from policies.registry import ALLOCATORS, NULLS, SCORERS
+from policies.registry import ALLOCATORS, SCORERS
 
 
 def _methods(methods, **fields):

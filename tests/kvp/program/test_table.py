@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvp import __version__
-from kvp.names import ALLOCATOR_NAMES, KVZAP, SCORER_NAMES
+from kvp.names import ALLOCATOR_NAMES, KVZAP, NULLS, SCORER_NAMES
 from kvp.program.command_line import flags_of
 from kvp.program.table import PROGRAMS, load, main, run_program
 from policies import registry
@@ -106,6 +106,7 @@ def test_a_misspelt_name_is_refused_before_torch_is_imported(print_without_torch
 
 def test_the_names_known_without_torch_are_those_of_the_registries():
     assert [kind.base_name for kind in registry.SCORERS.values()] == list(SCORER_NAMES)
+    assert [name for name in SCORER_NAMES if name in NULLS] == list(NULLS)
     assert [kind.base_name for kind in registry.ALLOCATORS.values()] == list(ALLOCATOR_NAMES)
     assert list(registry.FROM_OUTSIDE) == [KVZAP]
 

@@ -11,10 +11,11 @@ import pytest
 
 from kvp import load_model
 from kvp.contexts import read_context
+from kvp.hub import BUDGET_FILE
 from kvp.nano import path
 from kvp.placeholders import placeholder_ids
 from kvp.ranking import Protection
-from policies.budget_files import BUDGET_FILE, BudgetFile, save_budgets
+from policies.budget_files import BudgetFile, save_budgets
 
 vllm = pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 pytestmark = pytest.mark.vllm
