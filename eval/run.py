@@ -35,6 +35,7 @@ from eval.timing import timing_records
 from eval.work import WorkPieces, evaluate_missing, evaluation_progress, load_runner
 from kvp.artifacts.addresses import ObjectPath, files_below, place
 from kvp.artifacts.claim import OutputFolder
+from kvp.artifacts.manifest import portable
 from kvp.data.splits import ALL
 from kvp.devices import device_of_rank
 from kvp.errors import ResultsError, UsageError
@@ -104,8 +105,12 @@ def _run_here(
         rows = _evaluate_rows(output, prepared, runner)
         if rows is None:
             return None
-        if config.timing_prompts:
-            measure_times(runner, prepared, config.timing_prompts, output.local / TIMING)
+        earlier, file = output.existing_marker or {}, output.local / TIMING
+        same = earlier.get("config") == portable(config.recorded_settings()) and file.exists()
+        if config.timing_prompts and same and TIMING in earlier.get("files", ()):
+            say(f"times are those of the run before; to measure them again, delete {TIMING}")
+        elif config.timing_prompts:
+            measure_times(runner, prepared, config.timing_prompts, file)
         return _close(output, rows)
 
 

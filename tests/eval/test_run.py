@@ -124,8 +124,9 @@ def test_a_killed_run_resumes_to_the_same_records(finished, tmp_path, evaluate):
     whole = (out / "rows.jsonl").read_bytes()
     lines = whole.splitlines(keepends=True)
     (out / "rows.jsonl").write_bytes(b"".join(lines[:50]) + lines[50][:25])
-    assert evaluate(out, timing_prompts=0) == 0
+    assert evaluate(out) == 0
     assert _by_key(out) == _by_key(finished)
+    assert (out / "timing.jsonl").read_bytes() == (finished / "timing.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("step", ["measure_times", "seal"])
