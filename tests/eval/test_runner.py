@@ -184,9 +184,7 @@ def test_the_pinned_question_is_kept_where_it_is_seen(runner, prompts):
 def test_one_scoring_pass_serves_all_allocators(runner, prompts, monkeypatch):
     calls, starts = [], []
     score, start = KNorm.score, type(runner).prefill
-    monkeypatch.setattr(
-        type(runner), "prefill", lambda *given: starts.append(start(*given)) or starts[0]
-    )
+    monkeypatch.setattr(type(runner), "prefill", lambda *a: starts.append(start(*a)) or starts[0])
     monkeypatch.setattr(
         KNorm, "score", lambda self, view: calls.append(view.layer) or score(self, view)
     )

@@ -11,7 +11,6 @@ import pytest
 
 from kvp import load_model
 from kvp.contexts import read_context
-from kvp.hub import BUDGET_FILE
 from kvp.nano import path
 from kvp.placeholders import placeholder_ids
 from kvp.ranking import Protection
@@ -40,7 +39,7 @@ def engine(tmp_path_factory, start_engine, nano):
         model={"id": "nano"}, layers=5, kv_heads=4, scorer="kvp", budget=48, seed=0,
         protocol="query_agnostic", protection=Protection(), cached_tokens=384, counts=counts,
     )  # fmt: skip
-    save_budgets(folder / BUDGET_FILE, budgets, {})
+    save_budgets(folder / "budgets.json", budgets, {})
     return start_engine(path(), *nano, folder, "nano")
 
 
