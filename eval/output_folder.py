@@ -63,17 +63,11 @@ def input_digests(config: object) -> dict[str, str]:
 
 
 def write_manifest(
-    folder: OutputFolder,
-    config: EvalConfig,
-    digests: Mapping[str, str],
-    notes: Sequence[str],
-    *,
-    model_digest: Mapping[str, Any] | None = None,
-    layers: Sequence[int] = (),
-    planned: Sequence[Mapping[str, Any]] = (),
-    trained: Mapping[str, Sequence[str]] | None = None,
+    folder: OutputFolder, config: EvalConfig, digests: Mapping[str, str], notes: Sequence[str], *,
+    model_digest: Mapping[str, Any] | None = None, layers: Sequence[int] = (),
+    planned: Sequence[Mapping[str, Any]] = (), trained: Mapping[str, Sequence[str]] | None = None,
     tuned: Iterable[TunedSettings] = (),
-) -> None:
+) -> None:  # fmt: skip
     """Write the manifest of a claimed folder before any record of this run; every worker does.
 
     Fetches what is there, where the folder lies in an object store. `model_digest` tells the model

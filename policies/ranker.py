@@ -212,18 +212,10 @@ class HeadRankers(nn.Module):
             self.register_parameter(f"{name}_{part}", nn.Parameter(tensor))
 
     def forward(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        positions: Tensor,
-        length: int | Tensor,
-        recent: Tensor | None = None,
-        *,
-        heads: slice | None = None,
-        stacked: bool | None = None,
-        contexts: Sequence[int] | None = None,
-        gaps: bool = False,
-    ) -> Tensor:
+        self, keys: Tensor, values: Tensor, positions: Tensor, length: int | Tensor,
+        recent: Tensor | None = None, *, heads: slice | None = None, stacked: bool | None = None,
+        contexts: Sequence[int] | None = None, gaps: bool = False,
+    ) -> Tensor:  # fmt: skip
         """Score tokens: keys and values [a, N, D] of the a heads in `heads` -> float32 [a, N].
 
         `recent` is [a, N, features], for rankers with that input.

@@ -71,17 +71,10 @@ class RankerTraining(pl.LightningModule):
     """[A] int64 step at which each head was best."""
 
     def __init__(
-        self,
-        rankers: HeadRankers,
-        recipe: Recipe,
-        source: ContextSource,
-        records: Sequence[SequenceRecord],
-        *,
-        seed: int,
-        activation_bytes: float = 8e9,
-        heads: range | None = None,
-        model_heads: int | None = None,
-    ) -> None:
+        self, rankers: HeadRankers, recipe: Recipe, source: ContextSource,
+        records: Sequence[SequenceRecord], *, seed: int, activation_bytes: float = 8e9,
+        heads: range | None = None, model_heads: int | None = None,
+    ) -> None:  # fmt: skip
         """Train `rankers` on contexts of `records`, drawn from `source`.
 
         `activation_bytes` as for `score_together`. `rankers` and `source` are those of the `heads`

@@ -18,16 +18,10 @@ has counts."""
 
 
 def parse_compression(
-    *,
-    method: str = "full",
-    budget: str | int | None = None,
-    policies: str = "",
-    protection: str = "on",
-    sinks: int = 4,
-    recents: int = 16,
-    question: str = "inside",
+    *, method: str = "full", budget: str | int | None = None, policies: str = "",
+    protection: str = "on", sinks: int = 4, recents: int = 16, question: str = "inside",
     seed: int = 0,
-) -> tuple[Method, str, str]:
+) -> tuple[Method, str, str]:  # fmt: skip
     """The method at its budget, `question`, and JSON of all that decides about an answer besides
     the request.
 

@@ -47,15 +47,9 @@ class Label:
             raise UsageError(f"a Label's other_weight is from 0 to 1, got {self.other_weight}")
 
     def importance_of(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        prefix_length: int,
-        stop: int,
-        replies: Sequence[tuple[int, int]] = (),
-        *,
-        name: str,
-    ) -> Tensor:
+        self, queries: Tensor, keys: Tensor, prefix_length: int, stop: int,
+        replies: Sequence[tuple[int, int]] = (), *, name: str,
+    ) -> Tensor:  # fmt: skip
         """The label from the queries of a trace, shapes as `FromQueries`.
 
         `replies` are the [start, stop) token ranges that the assistant wrote. Raises UsageError,
