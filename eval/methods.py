@@ -199,25 +199,23 @@ def _expand_scorer(scorer: str | Scorer, policies: Sequence[str], seed: int) -> 
 
 
 def foreign_names(settings: TunedSettings) -> Iterator[tuple[str, str]]:
-    """Flags and names of what a settings file names that is not kvp's own."""
+    """Names in a settings file that are not kvp's own, each with its SCORER+ALLOCATOR."""
     for chosen in (entry.chosen for entry in settings.methods):
-        of_scorer = "--methods", chosen.scorer, {*SCORERS, LEARNED}
-        of_allocator = "--allocators", chosen.allocator, ALLOCATORS
-        for flag, spec, own in (of_scorer, of_allocator):
-            if (written := Specification.parse(spec, "method")).base not in own:
-                yield flag, written.name
+        sides = [Specification.parse(one, "method") for one in (chosen.scorer, chosen.allocator)]
+        for side, own in zip(sides, ({*SCORERS, LEARNED}, ALLOCATORS), strict=True):
+            if side.base not in own:
+                yield side.name, "+".join(one.name for one in sides)
 
 
 def _refuse_unnamed(settings: TunedSettings, text: str, given: Iterable[MadeMethod]) -> None:
     """Raise UsageError where a settings file names what is not kvp's own and no caller named."""
     texts = [one for one in given if isinstance(one, str) and _tuned_path(one) is None]
     named = {Specification.split(side).name for one in texts for side in split_method(one) if side}
-    for flag, name in foreign_names(settings):
+    for name, method in foreign_names(settings):
         if name not in named:
-            more = f",{text}" if flag == "--methods" else ""
             raise UsageError(
                 f"--methods {text} names {name}, which is not kvp's own: nothing is imported "
-                f"because a file says so; if you trust it, name it: {flag} {name}{more}"
+                f"because a file says so; if you trust it, name it: --methods {method},{text}"
             )
 
 

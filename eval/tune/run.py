@@ -179,11 +179,11 @@ def next_command(
     out: str, config: EvalConfig, settings: TunedSettings, spaces: Sequence[SearchSpace]
 ) -> str:
     """The kvp eval that tests the chosen settings, and nulls, with the flags of this run."""
-    flags = {"--methods": ["full", "nulls", f"tuned:{out}"], "--allocators": [], "--policies": []}
+    flags = {"--methods": ["full", "nulls", f"tuned:{out}"], "--policies": []}
     config = replace(config, prompts=max(config.prompts, MIN_PROMPTS))
-    given = [spec for space in spaces for spec in (space.scorer, *space.allocators)]
-    for flag, name in dict.fromkeys(foreign_names(settings)):  # kvp eval imports no others
-        flags[flag].append(next((one for one in given if one.partition("(")[0] == name), name))
+    own = {one.partition("(")[0]: one for each in spaces for one in (each.scorer, *each.allocators)}
+    for method in dict.fromkeys(dict(foreign_names(settings)).values()):  # no others are imported
+        flags["--methods"].append("+".join(own.get(side, side) for side in method.split("+")))
     if any(entry.method == LEARNED for entry in settings.methods):
         flags["--policies"] += config.policy_list
     chosen_anew = {"methods", "allocators", "policies", "split", "timing_prompts", "out"}

@@ -84,7 +84,7 @@ def test_settings_of_a_users_own_methods_name_their_modules(
     (more,) = {space.allocator_spec(setting) for setting in next_candidates(search, 9)}
     assert more == "mine:Even(lift=2)"
     assert tune("out", **own) == 0
-    command = "kvp eval --methods full,nulls,tuned:out,mine:Mine --allocators mine:Even "
+    command = "kvp eval --methods full,nulls,tuned:out,mine:Mine+mine:Even "
     flags = capsys.readouterr().err.partition(f"to run them: {command}")[2].split()
     expected = {**SHARED, "model": model_folder, "out": "out-results", "prompts": 10}
     words = [*(f"--{name}" for name in expected), *map(str, expected.values())]
@@ -93,7 +93,7 @@ def test_settings_of_a_users_own_methods_name_their_modules(
     assert "mine:Two and another are both called 'plain'" in capsys.readouterr().err
     run = partial(evaluate, "test", methods="knorm,mine:Mine,tuned:out", timing_prompts=0)
     assert run() == 2
-    assert "name it: --allocators mine:Even\n" in capsys.readouterr().err
+    assert "name it: --methods mine:Mine+mine:Even,tuned:out\n" in capsys.readouterr().err
     assert run(allocators="uniform,mine:Even") == 0
     for entry in load_settings("out").methods:
         assert entry.chosen.allocator.startswith("mine:Even")
