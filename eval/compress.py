@@ -22,6 +22,7 @@ from kvp.messages import Text, check_messages
 from kvp.plugins import require
 from kvp.progress import Progress, say
 from kvp.ranking import check_geometry
+from kvp.scoring import ScorerParts
 from policies import load_policy, make_scorer, resolve_method
 
 CONTEXTS = FolderKind(noun="folder of contexts", marker="", error=ContextError)
@@ -50,6 +51,9 @@ def run(config: CompressConfig) -> None:
             raise type(error)(f"{name}: {error}") from None
     if budget.percent is None and (budget.count or 0) <= 100:
         say(f"note: --budget {budget} is {budget} tokens; for a share of the cache write {budget}%")
+    best = ScorerParts(scorer).recommended_allocator
+    if best and allocator_spec is None and not config.gguf:
+        say(f"note: heads keep equal counts; with {ranking}+{best} they share a budget, as in vLLM")
     model, tokenizer = load_configured_model(config, config.device)
     folder = OutputFolder(Path(config.out), CONTEXTS, shared=True)
     with catch_warnings(), folder, Progress("compressing", len(documents)) as progress:
