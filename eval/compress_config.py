@@ -20,8 +20,8 @@ class CompressConfig(ModelConfig, DeviceConfig):
     """Texts to compress, a context each. Text files, folders of them, or rows (JSONL, JSON,
     parquet, a hub data set) whose `context`, `text` or `messages` is the context."""
     policy: str | None = None
-    """Policy directory written by kvp train. Or a bundled one's name, an address, or
-    org/name on the hub: what chooses tokens. POLICY+global: heads share the budget."""
+    """Policy that chooses tokens. A directory written by kvp train, a bundled one's name, an
+    address, or org/name on the hub. POLICY+global: heads share the budget."""
     method: str | None = None
     """Method that chooses tokens where there is no policy, or METHOD+ALLOCATOR."""
     budget: str = "12.5%"

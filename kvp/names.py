@@ -144,7 +144,9 @@ def check_name(
     if not name or name in (*names, *others) or own:
         return
     hint = did_you_mean(name, (*names, *others), cutoff=0.75 if module else 0.6)
-    hint = " (this is a policy)" if name in POLICIES else hint
+    if name in POLICIES:
+        write = f"write {LEARNED} with --policies {name}" if LEARNED in others else ""
+        hint = f" (this is a policy: {write or 'give it to kvp compress --policy or load_policy'})"
     if kind == "method" and name in ALLOCATOR_NAMES:
         hint = f" (this is an allocator: write METHOD+{name})"
     if kind == "allocator" and name in SCORER_NAMES:

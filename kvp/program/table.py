@@ -80,8 +80,7 @@ PROGRAMS = {
     "report": Program(
         "eval.report.config:ReportConfig",
         "eval.report.page:run",
-        "Turn a results folder of kvp eval into one HTML page. It opens without a network; figures "
-        "are written as PNG, too.",
+        "Turn a results folder of kvp eval into one HTML page. It opens without a network.",
         ("kvp report runs/results",),
     ),
     "list": Program(

@@ -32,6 +32,7 @@ def test_texts_and_rows_become_contexts(tmp_path, jsonl, capsys):
     names = [Path(each["document"]).name for each in told]
     assert names == ["a.txt", "b.md", "rows.jsonl line 1", "rows.jsonl line 3"]
     assert "skipped 1 of 4 rows" in printed.err
+    assert printed.err.count("note: heads keep equal counts; with nano+global they share") == 1
     assert f"{tmp_path / 'texts'}: files that were not read (1): c.csv" in printed.err
     model, _ = load_model("nano")
     for each in told:
@@ -49,7 +50,7 @@ def test_texts_and_rows_become_contexts(tmp_path, jsonl, capsys):
         (["none.txt", "--out", "x", "--policy", "nano"], "error: DOCUMENTS none.txt: "),
         (["short.txt", "--out", "x", "--policy", "nano"], "short.txt: a context of"),
         (["a.txt", "--out", "x"], "give one of --policy and --method"),
-        (["a.txt", "--out", "x", "--method", "nano"], "unknown method 'nano' (this is a policy)"),
+        (["a.txt", "--out", "x", "--method", "nano"], "'nano' (this is a policy: give it to kvp c"),
         (["a.txt", "--out", "x", "--policy", "nano+foo"], "--policy: unknown allocator 'foo'"),
         (["a.txt", "--out", "x", "--policy", "nano", "--budget", "many"], "--budget: budget"),
         (["a.txt", "--out", "x", "--method", "keydiff+self_sized"], "does not say how many tokens"),
@@ -92,4 +93,6 @@ def test_names_do_in_python_and_on_the_command_line(tmp_path, capsys):
     (tmp_path / "a.txt").write_text(TEXT)
     given = [str(tmp_path / "a.txt"), "--policy", "nano+global", "--budget", "64"]
     assert main(["compress", *given, "--out", str(tmp_path)]) == 0
-    assert Path(json.loads(capsys.readouterr().out)["file"]).stem == shared.name
+    printed = capsys.readouterr()
+    assert Path(json.loads(printed.out)["file"]).stem == shared.name
+    assert "equal counts" not in printed.err

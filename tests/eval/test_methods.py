@@ -156,6 +156,7 @@ def test_allocators_apply_to_methods_that_name_none():
     [
         ("snapvk", "unknown method 'snapvk' .*: choose from .*random.*, kvp, full"),
         ("kvpp", r"^--methods: unknown method 'kvpp' \(did you mean kvp\?\): choose"),
+        ("nano", r"'nano' \(this is a policy: write kvp with --policies nano\)"),
         ("snapkv,null", r"unknown method 'null' \(did you mean nulls\?\)"),
         ("full+ada", "the full cache has no allocator"),
         ("snapkv,tuned: ", "^--methods: tuned needs a file: write tuned:FILE"),
