@@ -83,11 +83,11 @@ def _header(stream: BinaryIO) -> tuple[bytes, dict[str, Any], int]:
     if (long := int.from_bytes(head, "little")) > _LARGEST:
         raise ValueError(f"its header has {long:,} bytes")
     head += stream.read(long)
-    entries = files.parse_json(head[8:].decode())
+    entries = files.parse_json(head[8:].decode()) if len(head) == 8 + long else {}
     tensors = [part for name, part in entries.items() if name != _METADATA]
     size = max((part["data_offsets"][1] for part in tensors), default=0)
-    if len(head) + size != os.fstat(stream.fileno()).st_size:
-        raise ValueError("it is not as long as its header says")
+    if 8 + long + size != os.fstat(stream.fileno()).st_size:
+        raise ValueError("it is damaged or half-written: not as long as its header says")
     return head, entries, size
 
 

@@ -15,6 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from kvp.plugins import require
+
+require("kvp.llamacpp.eviction", "llama-cpp", "llama_cpp", "gguf")
+
 import llama_cpp
 import numpy as np
 from llama_cpp import Llama

@@ -277,6 +277,8 @@ DAMAGES = [
     ("run", CHECKPOINT, "half", ("is damaged; delete it",)),
     *((kind, CONTEXT, "last bit", ("does not match its tensors",))
       for kind in ("context", "uneven")),
+    *(("context", CONTEXT, damage, ("damaged or half-written",))
+      for damage in ("empty", "half", "short", b"{")),
     *((kind, CONTEXT, "gone", ("is missing",)) for kind in ("context", "uneven")),
     ("budgets", "budgets.json", "gone", ("is no budget file",)),
     *(("results", "rows.jsonl", content, ())
