@@ -162,7 +162,8 @@ class ResultsFrame(pandas.DataFrame):  # type: ignore[misc]  # pandas has no typ
         return shown.rename_axis(index=self.unfinished or "method", columns=None)
 
     def __repr__(self) -> str:
-        size = f"{len(self)} rows, {len(self.columns)} columns; every number: .summary()"
+        rows = f"{len(self)} row{'s' * (len(self) != 1)}"
+        size = f"{rows}, {len(self.columns)} columns; every number: .summary()"
         return f"{closing_text(self.comparisons)}\n{size}"
 
     def _repr_html_(self) -> str:

@@ -213,7 +213,7 @@ def csv_text(searches: Sequence[Search]) -> str:
 
 def print_settings(settings: TunedSettings) -> None:
     """One table per protocol."""
-    percent = settings.data["metric"] == "score"
+    percent, tasks = settings.data["metric"] == "score", len(settings.data["tasks"])
 
     def text(value: float) -> str:
         return f"{100 * value:.0f}" if percent else f"{value:.3f}"
@@ -221,7 +221,7 @@ def print_settings(settings: TunedSettings) -> None:
     for protocol, entries in group_by(settings.methods, lambda entry: entry.protocol).items():
         print(
             f"{protocol}: {'accuracy, %' if percent else 'minus nats per token'}, over the budgets "
-            f"{', '.join(settings.data['budgets'])} and {len(settings.data['tasks'])} task(s), "
+            f"{', '.join(settings.data['budgets'])} and {tasks} task{'s' * (tasks > 1)}, "
             f"{settings.split} split"
         )
         rows = [
