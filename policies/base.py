@@ -33,7 +33,7 @@ Presets = Mapping[str, Mapping[str, Any]]
 
 Limits = Mapping[str, Any]
 """What options may be: a number its least value (0 where it has none here), or least and largest;
-text its choices. Of an option whose default is None the limit says which of them it is."""
+text its choices. Of an option whose default is None or missing the limit says which it is."""
 
 Grid = Mapping[str, Sequence[Value]]
 """Option -> values that `kvp tune` tries: all choices and `auto`, and numbers, beyond whose ends it
@@ -185,6 +185,8 @@ def _text(value: object) -> str:
 def _checked_value(owner: str, option: Field[Any], limit: Any, value: Any) -> Any:  # noqa: ANN401
     """The value in its option's type; UsageError, which begins with `owner`, for a bad one."""
     default, auto = option.default, " or auto" if option.default == AUTO else ""
+    if default is MISSING:  # the annotation tells the type, or else the limit
+        default = next((t() for t in (bool, int, float) if option.type in (t, t.__name__)), None)
     if default is None and limit is None:
         return value
     limit = 0 if limit is None else limit
@@ -193,7 +195,7 @@ def _checked_value(owner: str, option: Field[Any], limit: Any, value: Any) -> An
         which = "a least number, (least, largest) or choices"
         raise UsageError(f"{owner}: limits of {option.name} are {which}, got {limit!r}")
     if default is None or auto:  # the limit tells the type
-        if value == default:
+        if value == option.default:
             return value
         default = limits[0]
     if isinstance(default, bool) or isinstance(limits[0], str):
@@ -210,7 +212,7 @@ def _checked_value(owner: str, option: Field[Any], limit: Any, value: Any) -> An
         fits = number and least <= value <= largest and abs(value) <= sys.float_info.max
         made = float(value) if fits and not whole else value
         bounds = f">= {least:g}" if largest == math.inf else f"from {least:g} to {largest:g}"
-        others = " (or as limits say)" if value == default else ""
+        others = " (or as limits say)" if value == option.default else ""
         wanted = f"{'an integer' if whole else 'a number'} {bounds}{auto}{others}"
     else:
         return value

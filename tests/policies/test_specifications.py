@@ -188,3 +188,9 @@ def test_limit_and_annotation_tell_the_type_of_an_option():
     own = dataclass(frozen=True, kw_only=True)(type("Own", (Shares,), {"name": "named"}))
     with pytest.raises(UsageError, match=r"Own: its own name 'named' is .* \(offset=2\): set base"):
         make_scorer(own()).build(None, {"offset": "2"})
+    types = {"width": int, "ratio": "float", "kind": str, "sink": "int | None"}
+    declared = {"__annotations__": types, "limits": {"kind": ("a", "b"), "sink": 1}}
+    own = dataclass(frozen=True, kw_only=True)(type("Own", (Shares,), declared))
+    for bad in ({"width": "abc"}, {"ratio": -1}, {"kind": "c"}, {"kind": None}, {"sink": 0}):
+        with pytest.raises(UsageError, match=f"^shares: {next(iter(bad))} must be "):
+            own(**{"width": 4, "ratio": 1, "kind": "a", "sink": 1, **bad})
