@@ -82,6 +82,12 @@ class Needs:
             n = getattr(self, name)
             if (n is not None or name != "hidden_after") and (type(n) is not int or n < low):
                 raise ValueError(f"Needs({name}={n}): expected a number of tokens, {low} or more")
+        passes = {"reconstruction": (Reconstruction, "chunk"), "noise": (Noise, "tokens")}
+        for name, (kind, count) in passes.items():
+            n = getattr(asked := getattr(self, name), count, 0)
+            if asked is not None and (not isinstance(asked, kind) or type(n) is not int or n < 1):
+                wanted = f"{kind.__name__}({count}=N), N a number of tokens, 1 or more"
+                raise ValueError(f"Needs({name}={asked}): expected {wanted}")
         if self.every_state and self.hidden_after is None:
             raise ValueError("Needs(every_state=True) needs hidden_after, too: 0 or more tokens")
 

@@ -1,5 +1,5 @@
 import hashlib
-from dataclasses import fields, make_dataclass, replace
+from dataclasses import make_dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -123,9 +123,9 @@ def test_needs_are_put_in_words(needs, words):
 
 
 def test_every_need_has_words():
-    alone = {item.name: {item.name: 2} for item in fields(Needs)}
-    alone["every_state"] = alone["hidden_after"] | alone["every_state"]
-    each = {name: Needs(**given) for name, given in alone.items()}
+    passes = {"reconstruction": Reconstruction(), "noise": Noise()}
+    with_it = {"every_state": {"hidden_after": 2}}
+    each = {n: Needs(**with_it.get(n, {}), **{n: passes.get(n, 2)}) for n in vars(Needs())}
     assert PLAIN not in map(needs_in_words, each.values())
     anytime = [name for name, needs in each.items() if not whole_prompt_input(needs)]
     assert anytime == ["queries", "future", "question", "budget", "layer_group"]

@@ -4,14 +4,16 @@ import pytest
 import torch
 
 from kvp.errors import UsageError
-from kvp.scoring import Needs, View, group_budgets, needs_of, score_layers, score_prompt
+from kvp.scoring import Needs, Noise, View, group_budgets, needs_of, score_layers, score_prompt
 
 
-@pytest.mark.parametrize("name", ["queries", "hidden_after", "text", "layer_group"])
+@pytest.mark.parametrize("name", ["queries", "hidden_after", "text", "layer_group", "noise"])
 def test_a_number_of_tokens_is_no_truth_value_and_not_below_its_least(name):
     for number in (True, -5, 1.5):
         with pytest.raises(ValueError, match=rf"Needs\({name}={number}\): .* number of tokens"):
             Needs(**{name: number})
+    with pytest.raises(ValueError, match=r"noise=Noise\(tokens=0, .* number of tokens, 1 or more"):
+        Needs(noise=Noise(tokens=0))
 
 
 def test_every_state_needs_a_number_of_first_tokens_to_leave_out():
