@@ -56,7 +56,7 @@ def test_objectives_that_return_no_losses_are_refused():
     total, losses, each = torch.zeros(()), torch.zeros(2), {"each": torch.ones(2)}
     with pytest.raises(UsageError, match=r"returned losses \(\), expected one for each head: 2"):
         compute_losses(lambda *_: (total, {}), batch, PRESETS["fourier"])
-    with pytest.raises(UsageError, match="--objective listwise failed"):
+    with pytest.raises(UsageError, match="--objective listwise: its number each failed"):
         compute_losses(lambda *_: (losses, each), batch, PRESETS["fourier"])
     with pytest.raises(UsageError, match="listwise returned Tensor, expected losses and a dict"):
         compute_losses(lambda *_: losses, batch, PRESETS["fourier"])

@@ -66,16 +66,18 @@ def compute_losses(
     with user_errors(objective, what):
         match objective(batch, recipe):
             case Tensor() as losses, Mapping() as numbers:
-                logged = {name: float(number) for name, number in numbers.items()}
+                logged = {}
+                for name, number in numbers.items():
+                    with user_errors(objective, f"{what}: its number {name}"):
+                        logged[name] = float(number)
             case other:
                 kind = type(other).__name__
                 raise UsageError(f"{what} returned {kind}, expected losses and a dict of numbers")
         own = ("train/loss/", "train/flat_share/", "train/gradient_norm/", "train/lr/", "held_out/")
         if taken := [name for name in logged if f"{name}/".startswith(own)]:
             raise UsageError(f"{what} returned a number called {taken[0]}, as kvp's own: rename it")
-        heads = batch.counted.shape[1]
-        if losses.ndim != 1 or len(losses) != heads:
-            shape = tuple(losses.shape)
+        heads, shape = batch.counted.shape[1], tuple(losses.shape)
+        if shape != (heads,):
             raise UsageError(f"{what} returned losses {shape}, expected one for each head: {heads}")
         if not losses.requires_grad:
             raise UsageError(f"{what} returned losses without a gradient: use batch.scores")
