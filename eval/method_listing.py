@@ -5,6 +5,7 @@ from dataclasses import fields
 
 from kvp.names import ALL_NULLS, FULL, KVZAP, LEARNED, NULLS
 from kvp.program.settings import Group
+from kvp.ranking import AllocatorParts
 from kvp.scoring import ALL_QUERIES, Needs
 from policies.base import Component
 from policies.registry import ALLOCATORS, SCORERS
@@ -74,8 +75,8 @@ def needs_in_words(needs: Needs) -> str:
 def _allocator_lines() -> Iterator[str]:
     yield "Allocators: how many tokens each head keeps (--allocators, or after the plus sign)"
     for entry in ALLOCATORS.values():
-        sizes = "; no budget, the scorer decides the size" if entry.self_sized else ""
-        yield from _component(entry, sizes, needs=entry.reads)
+        own = "; no budget, the scorer decides the size" if AllocatorParts(entry).self_sized else ""
+        yield from _component(entry, own, needs=entry.reads)
 
 
 def _component(entry: type[Component], note: str, **inputs: str) -> Iterator[str]:

@@ -74,15 +74,14 @@ class Component:
             for settings in (*self.presets.values(), *grid):
                 if name in settings:
                     _checked_value(where, option, limit, settings[name])
-        self._check_name()
+        self._refuse_fixed_name()
 
-    def _check_name(self) -> None:
+    def _refuse_fixed_name(self) -> None:
         """Raise UsageError where a name of a class's own is the same for other options."""
         options = [item for item in fields(self) if item.init and item.default is not MISSING]
         usual = {item.name: item.default for item in options}
-        if type(self).name is Component.name or usual.items() <= vars(self).items():
-            return
-        if self.name == replace(self, **usual).name:
+        changed = type(self).name is not Component.name and not usual.items() <= vars(self).items()
+        if changed and self.name == replace(self, **usual).name:
             raise UsageError(
                 f"{type(self).__name__}: its own name {self.name!r} is the same for "
                 f"other options ({self.changed_options}): set base_name, not name"
@@ -107,9 +106,8 @@ class Component:
     @property
     def changed_options(self) -> str:
         """The options that differ from the defaults: `window=16,pool=avg`."""
-        values = [(item, getattr(self, item.name)) for item in fields(self)]
-        changed = [(item.name, value) for item, value in values if value != item.default]
-        return ",".join(f"{name}={_text(value)}" for name, value in changed)
+        names = [item.name for item in fields(self) if getattr(self, item.name) != item.default]
+        return ",".join(f"{name}={_text(getattr(self, name))}" for name in names)
 
     @classmethod
     def build(cls, argument: str | None, options: Mapping[str, str]) -> Self:
@@ -160,7 +158,6 @@ class BaseAllocator(Component):
 
     reads: ClassVar[str] = "nothing"
     """What it takes of a scorer, in words."""
-    self_sized: ClassVar[bool] = False
 
     def allocate(self, request: Request) -> Tensor:
         """Tokens per layer and KV head (`kvp.ranking.Allocator`): [L, H] int64."""

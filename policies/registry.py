@@ -53,7 +53,7 @@ def make_scorer(spec: ScorerSpec | Specification, *, policies: bool = False) -> 
     scorer = check_scorer(component, label)
     special = {names.LEARNED: LearnedScorer, names.KVZAP: KVzap}
     builtin = {**SCORERS, **dict.fromkeys(names.OTHER_METHODS), **special}
-    _check_name(scorer.name, type(scorer), label, builtin)
+    _refuse_taken_name(scorer.name, type(scorer), label, builtin)
     return scorer
 
 
@@ -61,11 +61,11 @@ def make_allocator(spec: AllocatorSpec | Specification) -> Allocator:
     """The same for an allocator; PolicyError, too, on a damaged budget file."""
     made, label = _build(spec, "allocator", {name: ALLOCATORS[name].build for name in ALLOCATORS})
     allocator = check_allocator(made, label)
-    _check_name(allocator.name, type(allocator), label, ALLOCATORS)
+    _refuse_taken_name(allocator.name, type(allocator), label, ALLOCATORS)
     return allocator
 
 
-def _check_name(name: str, kind: type, label: str, kinds: Mapping[str, type | None]) -> None:
+def _refuse_taken_name(name: str, kind: type, label: str, kinds: Mapping[str, type | None]) -> None:
     """Raise UsageError on a name that another may have, too: results would be mixed up."""
     base = Specification.split(name).base
     if kind is not kinds.get(base, kind):
