@@ -163,7 +163,7 @@ def build_methods(
 def refuse_namesakes(methods: Iterable[Method]) -> None:
     """Raise UsageError where two scorers or two allocators that differ share a name.
 
-    Those written alike are the same, and objects of one class that are equal (`_compared`).
+    Those written alike are the same, and objects of one class that are equal (`_identity_of`).
     """
     named: dict[object, Side] = {}
     for method in [one for one in methods if one.scorer is not None]:
@@ -174,7 +174,9 @@ def refuse_namesakes(methods: Iterable[Method]) -> None:
                 continue
             hint = "pass the same object twice"
             with user_errors(made, f"--methods: comparing two called {made.name!r} ({hint})"):
-                same = type(made) is type(earlier) and bool(_compared(made) == _compared(earlier))
+                same = type(made) is type(earlier) and bool(
+                    _identity_of(made) == _identity_of(earlier)
+                )
             if not same:
                 what = type(made).__name__ if written is None else written.text
                 raise UsageError(
@@ -183,7 +185,7 @@ def refuse_namesakes(methods: Iterable[Method]) -> None:
                 )
 
 
-def _compared(made: object) -> object:
+def _identity_of(made: object) -> object:
     """What tells objects of a class apart: digest and options, or without digest themselves."""
     digest = OptionalParts(made).digest
     return made if digest is None else (digest, _options_of(made))
