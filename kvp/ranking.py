@@ -25,7 +25,16 @@ from kvp.budgets import Budget
 from kvp.errors import PolicyError, UsageError
 from kvp.geometry import Geometry
 from kvp.plugins import OptionalParts, class_label, instance_of, user_errors
-from kvp.scoring import Scorer, ScorerParts, View, group_budgets, needs_of, score_layers, sizes_of
+from kvp.scoring import (
+    Scorer,
+    ScorerParts,
+    View,
+    expect_tensor,
+    group_budgets,
+    needs_of,
+    score_layers,
+    sizes_of,
+)
 
 POOLS = ("logsumexp", "mean", "max")
 """How `pooled_scores` makes one score of those of all heads."""
@@ -182,10 +191,7 @@ def allocated_counts(allocator: Allocator, request: Request) -> Tensor:
     """
     layers, heads, tokens = request.scores.shape
     with user_errors(allocator, f"allocator {allocator.name}"):
-        counts = allocator.allocate(request)
-        if not isinstance(counts, Tensor):
-            kind = type(counts).__name__
-            raise UsageError(f"allocator {allocator.name} returned {kind}, expected a tensor")
+        counts = expect_tensor(allocator.allocate(request), f"allocator {allocator.name} returned")
         if counts.shape != (layers, heads) or counts.dtype != torch.int64:
             raise UsageError(
                 f"allocator {allocator.name} returned {tuple(counts.shape)} {counts.dtype}, "
@@ -353,10 +359,8 @@ class Selection:
             if known is allocator:
                 return selection
         with user_errors(pool, f"allocator {allocator.name}"):
-            scores = pool(self._protected_scores)
             what = f"allocator {allocator.name} pooled scores"
-            if not isinstance(scores, Tensor):
-                raise UsageError(f"{what} to {type(scores).__name__}, expected a tensor")
+            scores = expect_tensor(pool(self._protected_scores), f"{what} to")
             if scores.shape != (shape := self._scores.shape):
                 change = f"{tuple(shape)} to {tuple(scores.shape)}"
                 raise UsageError(f"{what} {change}, expected the same shape")

@@ -206,6 +206,13 @@ def check_scorer(thing: Any, label: str, hint: str = "") -> Scorer:  # noqa: ANN
     return cast(Scorer, thing)
 
 
+def expect_tensor(thing: object, what: str) -> Tensor:
+    """Return `thing`; UsageError, which begins with `what`, where it is no tensor."""
+    if not isinstance(thing, Tensor):
+        raise UsageError(f"{what} {type(thing).__name__}, expected a tensor")
+    return thing
+
+
 def label_of(scorer: Scorer) -> str:
     """What a method is called in messages and files: a policy's label, or else its name."""
     return str(ScorerParts(scorer).label or scorer.name)
@@ -219,9 +226,7 @@ def sizes_of(scorer: Scorer) -> Callable[[Tensor], Tensor] | None:
 def _checked_sizes(scorer: Any, scores: Tensor) -> Tensor:  # noqa: ANN401
     """Its `sizes` of scores [..., N]: [...] int64; UsageError where they are none."""
     with user_errors(scorer, name := f"method {scorer.name}: its sizes"):
-        sizes = scorer.sizes(scores)
-        if not isinstance(sizes, Tensor):
-            raise UsageError(f"{name} are {type(sizes).__name__}, expected a tensor")
+        sizes = expect_tensor(scorer.sizes(scores), f"{name} are")
         if sizes.shape != scores.shape[:-1] or sizes.dtype != torch.int64:
             raise UsageError(f"{name} are {tuple(sizes.shape)} {sizes.dtype}, not int64 per head")
     return sizes
@@ -247,9 +252,7 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
         view = view if needs.budget else replace(view, budget=None)
         before, shape = _versions(view), view.keys.shape[:3]
         with user_errors(scorer, name, ": its view has only the inputs that `needs` asks for"):
-            scored = scorer.score(view)
-            if not isinstance(scored, Tensor):
-                raise UsageError(f"{name} returned {type(scored).__name__}, expected a tensor")
+            scored = expect_tensor(scorer.score(view), f"{name} returned")
             if scored.shape != shape:
                 raise UsageError(
                     f"{name} returned scores {tuple(scored.shape)} in layer {view.layer}, "

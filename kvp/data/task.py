@@ -91,15 +91,16 @@ class Sample:
         """Raise ValueError on a field of another type than the above."""
         for item in fields(self):
             value, held = getattr(self, item.name), _TUPLES.get(item.name)
-            kind = _OTHERS.get(item.name, str)
-            fits, wanted = isinstance(value, kind), kind.__name__
-            if held is not None:
-                fits = isinstance(value, tuple | list) and all(
-                    isinstance(one, held) for one in value
+            if held is None:
+                kind = _OTHERS.get(item.name, str)
+                wanted = "int above 0" if kind is int else kind.__name__
+                fits = (
+                    value > 0 if isinstance(value, int) and kind is int else isinstance(value, kind)
                 )
-                fits, wanted = fits or value is item.default, f"a tuple of {held.__name__}"
-            if not fits or (kind is int and value < 1):
-                wanted += " above 0" if kind is int else ""
+            else:
+                wanted, many = f"a tuple of {held.__name__}", isinstance(value, tuple | list)
+                fits = value is item.default or (many and all(isinstance(v, held) for v in value))
+            if not fits:
                 raise ValueError(f"a sample whose {item.name} is {value!r:.60}, not {wanted}")
         for name, value in self.labels.items():
             if not isinstance(value, str | int | float):

@@ -83,8 +83,9 @@ def prepare_pass(
 def batch_shape(input_ids: Tensor) -> tuple[int, int]:
     """Entries B and tokens T of ids [B, T]; UsageError for anything else."""
     if not isinstance(input_ids, Tensor) or input_ids.ndim != 2:
-        is_tensor = isinstance(input_ids, Tensor)
-        given = tuple(input_ids.shape) if is_tensor else type(input_ids).__name__
+        given = (
+            tuple(input_ids.shape) if isinstance(input_ids, Tensor) else type(input_ids).__name__
+        )
         raise UsageError(f"a prompt is a tensor [rows, tokens], not {given}: pass ids[None]")
     return input_ids.shape[0], input_ids.shape[1]
 
