@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
+from itertools import chain, product
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from eval.config import NEEDS_POLICIES, check_flag
 from eval.policy_arguments import policy_sources
@@ -34,21 +35,24 @@ from policies.learned import LearnedScorer
 from policies.registry import ALLOCATORS, SCORERS, make_method
 from policies.sources import INDEX
 
+ComponentT = TypeVar("ComponentT")
 
-class Side(NamedTuple):
-    """The scorer or the allocator of a method: the object that acts, and how it was named."""
 
-    made: Any = None
-    written: Specification | None = None
+class Side(NamedTuple, Generic[ComponentT]):
+    """The scorer or the allocator of a method, and how it was named."""
+
+    component: ComponentT
+    written: Specification | None
     """None for an object."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method(MethodSetting):
-    """A method that runs: its setting, in the names of records, and the sides that act in it."""
+    """A method that runs: its setting, in the names of records, and both of its sides."""
 
-    scorer_side: Side = field(default=Side(), compare=False)
-    allocator_side: Side = field(default=Side(), compare=False)
+    scorer_side: Side[Scorer] | None = field(default=None, compare=False)
+    """None for the full cache."""
+    allocator_side: Side[Allocator] | None = field(default=None, compare=False)
     tuned: TunedSettings | None = None
     """The file with which kvp tune chose it, for one protocol and with or without protection."""
     protocol: str | None = None
@@ -65,13 +69,14 @@ class Method(MethodSetting):
     @property
     def scorer(self) -> Scorer | None:
         """What ranks the tokens; None for the full cache."""
-        return cast(Scorer | None, self.scorer_side.made)
+        return self.scorer_side and self.scorer_side.component
 
     @property
     def allocator_object(self) -> Allocator | None:
         """What splits the budget over the heads; None: equally."""
-        made = None if self.allocator == UNIFORM else self.allocator_side.made
-        return cast(Allocator | None, made)
+        if self.allocator_side is None or self.allocator == UNIFORM:
+            return None
+        return self.allocator_side.component
 
     @property
     def budget_spec(self) -> str | None:
@@ -95,26 +100,39 @@ class Method(MethodSetting):
 
 
 MethodArgument = str | Scorer | type[Scorer] | tuple[Scorer | type[Scorer], Allocator | None]
-MadeMethod = str | tuple[Any, Any]  # its name, or both sides: names or objects, no classes
+"""A method as Python callers give it."""
+NamedOrMade = str | tuple[str | Scorer, str | Allocator | None]
+"""A method by name, or its two sides, by name or as objects, not as classes."""
 
 
-def make_objects(methods: Sequence[MethodArgument]) -> list[MadeMethod]:
-    """Sides of each method, one object for all uses of a class; kvp's own scorers become names."""
-    made: dict[int, Any] = {id(SCORERS[name]): name for name in SCORERS}
+def make_objects(methods: Sequence[MethodArgument]) -> list[NamedOrMade]:
+    """Make one object of all uses of a class; kvp's own scorers are named instead."""
+    objects: dict[int, Any] = {id(kind): name for name, kind in SCORERS.items()}
 
-    def make(side: object, maker: Callable[[Any], object]) -> Any:  # noqa: ANN401
-        if not (side is None or isinstance(side, str) or id(side) in made):
-            made[id(side)] = maker(side)
-        return made.get(id(side), side)
+    def make(side: object, build: Callable[[Any], object]) -> Any:  # noqa: ANN401
+        if side is None or isinstance(side, str):
+            return side
+        if id(side) not in objects:
+            objects[id(side)] = build(side)
+        return objects[id(side)]
 
-    pairs = (one if isinstance(one, str | tuple) else (one, None) for one in methods)
-    return [
-        one if isinstance(one, str) else (make(one[0], make_scorer), make(one[1], make_allocator))
-        for one in pairs
-    ]
+    made: list[NamedOrMade] = []
+    for method in methods:
+        if isinstance(method, str):
+            made.append(method)
+        else:
+            scorer, allocator = method if isinstance(method, tuple) else (method, None)
+            made.append((make(scorer, make_scorer), make(allocator, make_allocator)))
+    return made
 
 
-def _tuned_path(method: MadeMethod) -> str | None:
+def spell(method: NamedOrMade) -> str:
+    """The method as `--methods` has it, with the names of its objects."""
+    sides: Sequence[Any] = (method,) if isinstance(method, str) else method
+    return "+".join(getattr(side, "name", side) for side in sides if side is not None)
+
+
+def _tuned_path(method: NamedOrMade) -> str | None:
     """FILE of `tuned:FILE`, UsageError where it is empty; None for other methods."""
     name, _, path = method.partition(":") if isinstance(method, str) else ("", "", "")
     if name.strip() != TUNED:
@@ -125,7 +143,7 @@ def _tuned_path(method: MadeMethod) -> str | None:
 
 
 def build_methods(
-    methods: Sequence[MadeMethod],
+    methods: Sequence[NamedOrMade],
     *,
     allocators: Sequence[str] = (UNIFORM,),
     policies: Sequence[str] = (),
@@ -150,12 +168,10 @@ def build_methods(
                 raise UsageError(f"--methods {method}: the full cache has no allocator")
             built.append(Method(method=FULL))
         else:
-            built += [
-                with_allocator(expanded, each)
-                for one in (NULLS if scorer == ALL_NULLS else (scorer,))
-                for expanded in _expand_scorer(one, policies, seed)
-                for each in (allocators if allocator is None else (allocator,))
-            ]
+            names = NULLS if scorer == ALL_NULLS else (scorer,)
+            expanded = chain.from_iterable(_expand_scorer(name, policies, seed) for name in names)
+            splits = allocators if allocator is None else (allocator,)
+            built += [with_allocator(*pair) for pair in product(expanded, splits)]
     refuse_namesakes(built)
     return tuple(dict.fromkeys(built))
 
@@ -165,30 +181,32 @@ def refuse_namesakes(methods: Iterable[Method]) -> None:
 
     Those written alike are the same, and objects of one class that are equal (`_identity_of`).
     """
-    named: dict[object, Side] = {}
-    for method in [one for one in methods if one.scorer is not None]:
-        of_scorer = method.scorer_key, method.scorer_side
-        for name, (made, written) in (of_scorer, (method.allocator, method.allocator_side)):
-            earlier, before = named.setdefault(name, Side(made, written))
-            if made is earlier or (written is not None and written == before):
+    named: dict[object, Side[Any]] = {}
+    for method in methods:
+        scorer = method.scorer_key, method.scorer_side
+        for name, side in (scorer, (method.allocator, method.allocator_side)):
+            if side is None:
                 continue
-            hint = "pass the same object twice"
-            with user_errors(made, f"--methods: comparing two called {made.name!r} ({hint})"):
-                same = type(made) is type(earlier) and bool(
-                    _identity_of(made) == _identity_of(earlier)
-                )
-            if not same:
-                what = type(made).__name__ if written is None else written.text
+            component, written = side
+            earlier = named.setdefault(name, side)
+            if component is earlier.component or (written and written == earlier.written):
+                continue
+            called, hint = f"called {component.name!r}", "pass the same object twice"
+            with user_errors(component, f"--methods: comparing two {called} ({hint})"):
+                ours, theirs = _identity_of(component), _identity_of(earlier.component)
+                alike = type(component) is type(earlier.component) and bool(ours == theirs)
+            if not alike:
+                what = written.text if written else type(component).__name__
                 raise UsageError(
-                    f"--methods: {what} and another are both called {made.name!r}: give each a "
-                    f"name of its own (policies.base.BaseScorer puts options into it), or {hint}"
+                    f"--methods: {what} and another are both {called}: give each a name of its own "
+                    f"(policies.base.BaseScorer puts options into it), or {hint}"
                 )
 
 
-def _identity_of(made: object) -> object:
+def _identity_of(component: object) -> object:
     """What tells objects of a class apart: digest and options, or without digest themselves."""
-    digest = OptionalParts(made).digest
-    return made if digest is None else (digest, _options_of(made))
+    digest = OptionalParts(component).digest
+    return component if digest is None else (digest, _options_of(component))
 
 
 def _expand_scorer(scorer: str | Scorer, policies: Sequence[str], seed: int) -> list[Method]:
@@ -203,16 +221,18 @@ def _expand_scorer(scorer: str | Scorer, policies: Sequence[str], seed: int) -> 
 def foreign_names(settings: TunedSettings) -> Iterator[tuple[str, str]]:
     """Names in a settings file that are not kvp's own, each with its SCORER+ALLOCATOR."""
     for chosen in (entry.chosen for entry in settings.methods):
-        sides = [Specification.parse(one, "method") for one in (chosen.scorer, chosen.allocator)]
-        for side, own in zip(sides, ({*SCORERS, LEARNED}, ALLOCATORS), strict=True):
+        scorer = Specification.parse(chosen.scorer, "method")
+        allocator = Specification.parse(chosen.allocator, "allocator")
+        for side, own in ((scorer, {*SCORERS, LEARNED}), (allocator, ALLOCATORS)):
             if side.base not in own:
-                yield side.name, "+".join(one.name for one in sides)
+                yield side.name, f"{scorer.name}+{allocator.name}"
 
 
-def _refuse_unnamed(settings: TunedSettings, text: str, given: Iterable[MadeMethod]) -> None:
+def _refuse_unnamed(settings: TunedSettings, text: str, given: Iterable[NamedOrMade]) -> None:
     """Raise UsageError where a settings file names what is not kvp's own and no caller named."""
-    texts = [one for one in given if isinstance(one, str) and _tuned_path(one) is None]
-    named = {Specification.split(side).name for one in texts for side in split_method(one) if side}
+    texts = [text for text in given if isinstance(text, str) and _tuned_path(text) is None]
+    sides = chain.from_iterable(map(split_method, texts))
+    named = {Specification.split(side).name for side in sides if side}
     for name, method in foreign_names(settings):
         if name not in named:
             raise UsageError(
@@ -225,8 +245,9 @@ def _tuned_methods(settings: TunedSettings, policies: Sequence[str], seed: int) 
     """The settings that kvp tune chose, for `kvp` one method per policy."""
     for entry in settings.methods:
         for method in _expand_scorer(entry.chosen.scorer, policies, seed):
-            chosen, kept = with_allocator(method, entry.chosen.allocator), entry.chosen.protected
-            yield replace(chosen, protected=kept, tuned=settings, protocol=entry.protocol)
+            chosen = with_allocator(method, entry.chosen.allocator)
+            protected = entry.chosen.protected
+            yield replace(chosen, protected=protected, tuned=settings, protocol=entry.protocol)
 
 
 def with_allocator(method: Method, spec: str | Allocator) -> Method:
@@ -272,15 +293,15 @@ def learned_methods(arguments: Sequence[str]) -> list[Method]:
         raise UsageError(NEEDS_POLICIES)
     written = Specification.parse(LEARNED, "method")
     return [
-        replace(method_of(load_policy(one), written), policy=label, policy_commit=one.commit)
-        for label, one in policy_sources(arguments).items()
+        replace(method_of(load_policy(source), written), policy=label, policy_commit=source.commit)
+        for label, source in policy_sources(arguments).items()
     ]
 
 
 def policies_of(methods: Iterable[Method]) -> dict[str, LearnedScorer]:
     """The policies that methods rank with, by label."""
     scorers = {method.policy: method.scorer for method in methods if method.policy}
-    return {label: one for label, one in scorers.items() if isinstance(one, LearnedScorer)}
+    return {name: scorer for name, scorer in scorers.items() if isinstance(scorer, LearnedScorer)}
 
 
 def file_digests(
@@ -292,22 +313,28 @@ def file_digests(
     a user's own scorers, allocators and tasks goes by the name of its module, what their objects
     were made with by `options of NAME`.
     """
-    named, loaded = policy_sources(policies).items(), policies_of(methods).items()
-    digests = {label: sha256_file(source.folder / INDEX) for label, source in named}
+    sources, loaded = policy_sources(policies).items(), policies_of(methods).items()
+    digests = {label: sha256_file(source.folder / INDEX) for label, source in sources}
     digests |= {label: scorer.digest for label, scorer in loaded if scorer.digest}
-    made = [side for method in methods for side in (method.scorer, method.allocator_object) if side]
-    for one in (*made, *map(find_task, expand_tasks(tasks))):
-        if not isinstance(one, LearnedScorer) and (digest := OptionalParts(one).digest):
-            digests[one.name] = digest
-        digests |= own_code([module := type(one).__module__])
-        told = isinstance(one, Component) or module.split(".")[0] in ("kvp", *NAMES)
-        if not told and (options := _options_of(one)):
-            digests[f"options of {one.name}"] = digest_json(options)
+    components: list[Any] = [find_task(name) for name in expand_tasks(tasks)]
+    for method in methods:
+        sides = method.scorer, method.allocator_object
+        components += [side for side in sides if side is not None]
+    for component in components:
+        if not isinstance(component, LearnedScorer) and (digest := OptionalParts(component).digest):
+            digests[component.name] = digest
+        module = type(component).__module__
+        digests |= own_code([module])
+        named = isinstance(component, Component) or module.split(".")[0] in ("kvp", *NAMES)
+        if not named and (options := _options_of(component)):
+            digests[f"options of {component.name}"] = digest_json(options)
     return digests
 
 
-def _options_of(made: object) -> dict[str, str]:
+def _options_of(component: object) -> dict[str, str]:
     """Arguments that an object was made with, where it keeps them: text of what JSON can hold."""
-    kept = {name.removeprefix("_"): value for name, value in getattr(made, "__dict__", {}).items()}
+    made_with = signature(type(component)).parameters
+    attributes = getattr(component, "__dict__", {}).items()
+    kept = {name.removeprefix("_"): value for name, value in attributes}
     text = partial(json.dumps, default=lambda value: type(value).__name__, skipkeys=True)
-    return {name: text(kept[name]) for name in signature(type(made)).parameters if name in kept}
+    return {name: text(kept[name]) for name in made_with if name in kept}

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import PROTECTIONS, EvalConfig
-from eval.methods import MadeMethod, Method, build_methods
+from eval.methods import Method, NamedOrMade, build_methods
 from eval.prompts import Prompt, load_prompts
 from eval.record_fields import make_record
 from eval.results.record_names import QUERY_AGNOSTIC, ROWS
@@ -87,7 +87,7 @@ def prepare(
     return PreparedRun(geometry=geometry, methods=methods, prompts=prompts, work=work, notes=notes)
 
 
-def build_run_methods(config: EvalConfig, made: Sequence[MadeMethod]) -> tuple[Method, ...]:
+def build_run_methods(config: EvalConfig, made: Sequence[NamedOrMade]) -> tuple[Method, ...]:
     """Methods of a run, `made` of those that settings name, with their allocators and policies."""
     return build_methods(
         made, allocators=config.allocator_list, policies=config.policy_list, seed=config.seed

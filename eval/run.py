@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.methods import Method, file_digests, make_objects, policies_of
+from eval.methods import Method, file_digests, make_objects, policies_of, spell
 from eval.output_folder import input_digests, open_folder, write_manifest
 from eval.policy_arguments import find_trained_tasks
 from eval.prepared_run import LoadedModel, PreparedRun, build_run_methods, prepare
@@ -73,10 +73,7 @@ def run(
         config = replace(config, device=device, rank=0, world_size=1)
     made = make_objects(config.method_list)
     methods = build_run_methods(config, made)
-    pairs = ((one,) if isinstance(one, str) else one for one in made)
-    sides = ([side for side in pair if side is not None] for pair in pairs)
-    recorded = ["+".join(getattr(side, "name", side) for side in both) for both in sides]
-    config = replace(config, methods=",".join(recorded))
+    config = replace(config, methods=",".join(map(spell, made)))
     if config.dry_run:
         prepared = _prepare(config, methods, loaded)
         return measure_dry_run(load_runner(config, prepared.methods, loaded), prepared)
