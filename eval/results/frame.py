@@ -12,7 +12,7 @@ import pandas
 
 from eval.results.captions import describe_intervals, describe_left_out
 from eval.results.comparison import Comparison, compare_all
-from eval.results.estimates import CellKey, full_of
+from eval.results.estimates import CellKey, Cells, full_of
 from eval.results.folder import Results, load_results
 from eval.results.parts import results_folder
 from eval.results.record_names import SELF_SIZED
@@ -65,46 +65,57 @@ def short_table(
 
 def tidy(comparison: Comparison) -> pandas.DataFrame:
     """A row per task, method, setting and budget, with the columns of docs/formats.md."""
-    usable, settings = comparison.task_sort.usable, comparison.settings
-    rows: list[dict[str, object]] = []
-    for name, cells in ((None, comparison.cells), *comparison.tasks.items()):
-        overall = name is None
-        known = [key for key in cells if key[0] in settings]
-        known.sort(key=lambda key: settings.index(key[0]))
-        apart = not usable if overall else name not in usable
-        full = None if apart or comparison.unfinished else full_of(cells)
-        mean = full.interval.mean if full else 0.0
-        others = [key for key in known if full and cells[key] is not full]
-        to_full = {
-            key: gap for key in others if full and (gap := comparison.minus(cells[key], full))
-        }
-        gaps = comparison.gaps.items() if overall else ()
-        to_lead = {key: gap for key, gap in gaps if key[0] in comparison.choices}
-        differ = holm(to_full)
-        significant = comparison.significant if overall else set()
-        for key in known:
-            (setting, spec), estimate = key, cells[key]
-            row: dict[str, object] = {
-                "unfinished": bool(comparison.unfinished),
-                "metric": "answers" if comparison.kind == "accuracy" else comparison.kind,
-                "protocol": comparison.protocol,
-                "task": OVERALL if overall else f"task {name}" if name == OVERALL else name,
-                "apart": apart, "method": setting.family, "setting": setting.details,
-                "chosen": setting in comparison.choices, "budget": spec,
-                "estimate": estimate.interval.mean, "low": estimate.interval.low,
-                "high": estimate.interval.high, "n": estimate.interval.prompts,
-                "policies": estimate.policies, "kept_tokens": estimate.kept_tokens,
-                "kept_share": estimate.share, "cache_bytes": estimate.nbytes,
-                "share_of_full": estimate.interval.mean / mean if mean else math.nan,
-            }  # fmt: skip
-            row |= _gap_columns("minus_full", key, to_full, differ)
-            rows.append(row | _gap_columns("minus_lead", key, to_lead, significant))
+    usable = comparison.task_sort.usable
+    gaps = {key: gap for key, gap in comparison.gaps.items() if key[0] in comparison.choices}
+    lead = gaps, comparison.significant
+    rows = _task_rows(comparison, OVERALL, comparison.cells, apart=not usable, minus_lead=lead)
+    for task, cells in comparison.tasks.items():
+        name = f"task {task}" if task == OVERALL else task
+        rows += _task_rows(comparison, name, cells, apart=task not in usable)
     return pandas.DataFrame(rows)
 
 
-def _gap_columns(
-    name: str, key: CellKey, gaps: Mapping[CellKey, Interval], significant: set[CellKey]
-) -> dict[str, object]:
+TestedGaps = tuple[Mapping[CellKey, Interval], set[CellKey]]
+"""Differences, and the keys of those that are significant."""
+
+
+def _task_rows(
+    comparison: Comparison,
+    task: str,
+    cells: Cells,
+    *,
+    apart: bool,
+    minus_lead: TestedGaps = ({}, set()),
+) -> list[dict[str, object]]:
+    """Rows of a task, or of all usable ones; `minus_lead` is empty for single tasks."""
+    full = None if apart or comparison.unfinished else full_of(cells)
+    mean = full.interval.mean if full else 0.0
+    keys = [key for setting in comparison.settings for key in cells if key[0] == setting]
+    others = [key for key in keys if full and cells[key] is not full]
+    gaps = {key: gap for key in others if full and (gap := comparison.minus(cells[key], full))}
+    minus_full = gaps, holm(gaps)
+    rows: list[dict[str, object]] = []
+    for key in keys:
+        (setting, spec), estimate = key, cells[key]
+        row: dict[str, object] = {
+            "unfinished": bool(comparison.unfinished),
+            "metric": "answers" if comparison.kind == "accuracy" else comparison.kind,
+            "protocol": comparison.protocol, "task": task, "apart": apart,
+            "method": setting.family, "setting": setting.details,
+            "chosen": setting in comparison.choices, "budget": spec,
+            "estimate": estimate.interval.mean, "low": estimate.interval.low,
+            "high": estimate.interval.high, "n": estimate.interval.prompts,
+            "policies": estimate.policies, "kept_tokens": estimate.kept_tokens,
+            "kept_share": estimate.share, "cache_bytes": estimate.nbytes,
+            "share_of_full": estimate.interval.mean / mean if mean else math.nan,
+        }  # fmt: skip
+        row |= _gap_columns("minus_full", key, minus_full)
+        rows.append(row | _gap_columns("minus_lead", key, minus_lead))
+    return rows
+
+
+def _gap_columns(name: str, key: CellKey, tested: TestedGaps) -> dict[str, object]:
+    gaps, significant = tested
     mean, low, high = gaps[key].numbers if key in gaps else (math.nan,) * 3
     gap: dict[str, object] = {name: mean, f"{name}_low": low, f"{name}_high": high}
     return gap | {f"{name}_differs": key in significant}
