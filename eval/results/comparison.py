@@ -90,9 +90,9 @@ class Comparison:
     @cached_property
     def settings(self) -> list[MethodSetting]:
         """All settings: presets and allocators, with and without protection, method by method."""
-        every = dict.fromkeys(setting for setting, _ in self.cells)
-        families = [*sort_families(every)]
-        return sorted(every, key=lambda one: (families.index(one.family), one.place_in_family))
+        settings = dict.fromkeys(setting for setting, _ in self.cells)
+        families = [*sort_families(settings)]
+        return sorted(settings, key=lambda it: (families.index(it.family), it.place_in_family))
 
     def minus(self, ours: estimates.Estimate, theirs: estimates.Estimate) -> Interval | None:
         """`ours` minus `theirs`, paired; None where they share no prompt.
@@ -113,7 +113,8 @@ class Comparison:
     @cached_property
     def best(self) -> Best | None:
         """`best_at` `USUAL_BUDGET` if most methods ran at it, else at the middle such budget."""
-        shown = [one for one in self.choices if one.method not in (FULL, ORACLE, *NULLS)]
+        bounds = (FULL, ORACLE, *NULLS)
+        shown = [setting for setting in self.choices if setting.method not in bounds]
         number = Counter(spec for setting, spec in self.cells if setting in shown)
         del number[SELF_SIZED]
         budgets = [spec for spec in number if number[spec] == max(number.values())]
@@ -128,21 +129,20 @@ class Comparison:
         method counts in the setting that is shown. Nulls, and beside a policy also untuned methods,
         count in every setting. The best are picked on the prompts shown, which favours them.
         """
-        at = [setting for setting in self.settings if (setting, budget) in self.cells]
-        nulls = [setting for setting in at if setting.method in NULLS]
-        shown = [setting for setting in at if setting in self.choices]
-        if any(setting.method == LEARNED for setting in shown):
-            runs = [run for run, _ in self.results.tuned_under(self.protocol)]
-            tuned = {one.family for one in self.choices if any(run.chose(one) for run in runs)}
-            shown += [one for one in at if one.method != LEARNED and one.family not in tuned]
-        bounds = (FULL, ORACLE, *NULLS)
-        compared = [setting for setting in at if setting in shown and setting.method not in bounds]
+        run = [setting for setting in self.settings if (setting, budget) in self.cells]
+        nulls = [setting for setting in run if setting.method in NULLS]
+        counting = {setting for setting in run if setting in self.choices}
+        if any(setting.method == LEARNED for setting in counting):
+            chosen = [entry for entry, _ in self.results.tuned_under(self.protocol)]
+            tuned = {it.family for it in self.choices if any(entry.chose(it) for entry in chosen)}
+            counting.update(it for it in run if it.method != LEARNED and it.family not in tuned)
+        compared = [it for it in run if it in counting and it.method not in (FULL, ORACLE, *NULLS)]
         if not compared or self.unfinished or not self.task_sort.usable:
             return None
 
-        def rank(methods: Iterable[MethodSetting]) -> list[MethodSetting]:
-            goodness = {one: self.measure.goodness(self.cells[one, budget]) for one in methods}
-            return sorted(goodness, key=lambda one: (-goodness[one], one not in self.choices))
+        def rank(settings: Iterable[MethodSetting]) -> list[MethodSetting]:
+            goodness = {it: self.measure.goodness(self.cells[it, budget]) for it in settings}
+            return sorted(goodness, key=lambda it: (-goodness[it], it not in self.choices))
 
         learned = [setting for setting in compared if setting.method == LEARNED][:1]
         others = rank(setting for setting in compared if setting.method != LEARNED)
@@ -202,7 +202,7 @@ class Comparison:
         """
         first, *others = best.settings
         cells = {setting: self.cells[setting, best.budget] for setting in best.settings}
-        gaps = {one: gap for one in others if (gap := self.minus(cells[one], cells[first]))}
+        gaps = {other: gap for other in others if (gap := self.minus(cells[other], cells[first]))}
         significant = stats.holm(gaps, self.test_count)
         if self.best and first == self.best.settings[0]:
             significant = {setting for setting, spec in self.significant if spec == best.budget}
@@ -219,10 +219,12 @@ class Comparison:
         The null is the best on these very prompts, which favours it. None for nulls and the full
         cache, and where no null was run.
         """
-        at_budget = {one: cell for (one, at), cell in self.cells.items() if at == spec}
-        alike = [one for one in at_budget if one.protected == setting.protected]
-        nulls = [at_budget[one] for one in alike if one.method in NULLS]
-        ours = at_budget.get(setting)
+        nulls = [
+            cell
+            for (null, budget), cell in self.cells.items()
+            if null.method in NULLS and null.protected == setting.protected and budget == spec
+        ]
+        ours = self.cells.get((setting, spec))
         if setting.method in (FULL, *NULLS) or not nulls or ours is None:
             return None
         return self.minus(ours, max(nulls, key=self.measure.goodness))
@@ -237,15 +239,16 @@ def compare_methods(results: Results, kind: estimates.Kind, protocol: str) -> Co
         return None
     tasks = sort_tasks(kind, records)
     used = [record for record in records if record["task"] in tasks.usable] or records
-    every = estimates.make_estimates(kind, used, results.policy_groups)
+    everything = estimates.make_estimates(kind, used, results.policy_groups)
     # Only settings that answered all prompts are compared: a folder may have been extended since.
-    prompts = {unit for estimate in every.values() for unit in estimate.prompts}
-    cells = {key: estimate for key, estimate in every.items() if estimate.prompts == prompts}
-    settings, whole = (dict.fromkeys(setting for setting, _ in keys) for keys in (every, cells))
-    having, order = {setting.family for setting in whole}, [*sort_families(settings)]
+    prompts = {unit for estimate in everything.values() for unit in estimate.prompts}
+    cells = {key: estimate for key, estimate in everything.items() if estimate.prompts == prompts}
+    settings = dict.fromkeys(setting for setting, _ in everything)
+    complete = {setting for setting, _ in cells}
+    families, order = {setting.family for setting in complete}, [*sort_families(settings)]
     # A setting that lacks prompts is shown only where its method has no other.
-    able = [one for one in settings if one in whole or one.family not in having]
-    able.sort(key=lambda one: order.index(one.family))
+    candidates = [it for it in settings if it in complete or it.family not in families]
+    candidates.sort(key=lambda setting: order.index(setting.family))
     return Comparison(
         kind=kind,
         protocol=protocol,
@@ -254,7 +257,7 @@ def compare_methods(results: Results, kind: estimates.Kind, protocol: str) -> Co
         unfinished=results.unfinished,
         cells=cells,
         results=results,
-        choices=choose_settings(able, results.tuned_under(protocol)),
+        choices=choose_settings(candidates, results.tuned_under(protocol)),
     )
 
 

@@ -39,7 +39,7 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
     first, *others = best.settings
     gaps, significant = comparison.differences(best)
     lines = [_main_sentence(comparison, best)]
-    run = [one for one in comparison.choices if (one, best.budget) in comparison.cells]
+    run = [setting for setting in comparison.choices if (setting, best.budget) in comparison.cells]
     for other in run if best.learned else ():
         if other.method == LEARNED and other.family != first.family:
             score = _score(comparison, other, best.budget)
@@ -66,7 +66,7 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
         return []
     shown, lost, unsure = (list[str]() for _ in range(3))
     named = dict.fromkeys((*comparison.choices, *best.settings))
-    for setting in [one for one in named if one.method not in (FULL, ORACLE, *NULLS)]:
+    for setting in [it for it in named if it.method not in (FULL, ORACLE, *NULLS)]:
         run = [spec for spec in comparison.budgets if (setting, spec) in comparison.cells][::-1]
         losses = {spec: comparison.minus(comparison.cells[setting, spec], full) for spec in run}
         gaps = {spec: gap for spec, gap in losses.items() if gap}
@@ -143,14 +143,13 @@ def _describe(comparison: Comparison, best: Best, setting: MethodSetting) -> str
         mean = comparison.cells[other, best.budget].interval.mean
         return other.method in NULLS, round(mean, 9)
 
-    able = [one for one in best.compared if one != setting and one.method != LEARNED]
-    alike = [one for one in able if place(one) == place(setting)]
-    tied = [] if setting.method == LEARNED else [one.label for one in alike]
+    others = [other for other in best.compared if LEARNED not in (other.method, setting.method)]
+    tied = [it.label for it in others if it != setting and place(it) == place(setting)]
     more = f" and {len(tied) - 2} more" if len(tied) > 2 else ""
     ties = f" (tied with {', '.join(tied[:2])}{more})" if tied else ""
-    run = {one for one, spec in comparison.cells if spec == best.budget} - {*best.compared}
-    others = {replace(one, protected=setting.protected) for one in run} - {setting}
-    how = comparison.choices[setting] if setting.family in {one.family for one in others} else ""
+    run = {it for it, spec in comparison.cells if spec == best.budget} - {*best.compared}
+    uncounted = {replace(it, protected=setting.protected) for it in run} - {setting}
+    how = comparison.choices[setting] if setting.family in {it.family for it in uncounted} else ""
     return f"{setting.label}{ties}{how.removeprefix(setting.details)}"
 
 
