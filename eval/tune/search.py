@@ -27,7 +27,7 @@ from eval.results.method_setting import group_policies
 from eval.results.tuned_settings import ScoredSetting, TunedMethod
 from eval.tune.config import TuneConfig
 from kvp.errors import UsageError
-from kvp.names import ALL_NULLS, FULL, LEARNED, NULLS, TUNED
+from kvp.names import ALL_NULLS, FULL, LEARNED, NULLS, TUNED, UNIFORM
 from kvp.ranking import Allocator, AllocatorParts
 from kvp.scoring import Scorer
 from kvp.specification import Specification, split_method
@@ -72,28 +72,32 @@ class SearchSpace:
         if setting.scorer_key == self.seeds[0].scorer_key:
             return self.scorer
         assert isinstance(setting.scorer, Component)  # no other scorer has settings
-        written, made = Specification.split(self.scorer), setting.scorer
-        return made.name if written.base in SCORERS else f"{written.name}({made.changed_options})"
+        written = Specification.split(self.scorer)
+        if written.base in SCORERS:
+            return setting.scorer.name
+        return f"{written.name}({setting.scorer.changed_options})"
 
     def allocator_spec(self, setting: Method) -> str:
         """How `--allocators` names a setting's allocator: `ada(safeguard=0.1)`, `mine:Even`."""
-        made = setting.allocator_object
-        if made is None or type(made) in ALLOCATORS.values():
+        allocator = setting.allocator_object
+        if allocator is None or type(allocator) in ALLOCATORS.values():
             return setting.allocator
-        own = {one.name: text for text, one in self.allocators.items() if type(one) is type(made)}
+        pairs = self.allocators.items()
+        own = {known.name: text for text, known in pairs if type(known) is type(allocator)}
         name = Specification.split(next(iter(own.values()))).name
-        options = getattr(made, "changed_options", "")
-        return own.get(made.name) or f"{name}({options})".removesuffix("()")
+        options = getattr(allocator, "changed_options", "")
+        return own.get(allocator.name) or f"{name}({options})".removesuffix("()")
 
     def grids(self, setting: Method) -> dict[Option, Sequence[Any]]:
         """Values to try, by what has them, such as `Option("scorer", "kernel")`."""
-        made, fixed = setting.allocator_object, self.requested != self.scorer  # named with it
-        options: Grid = made.grid if isinstance(made, Component) and not fixed else {}
+        allocator, named = setting.allocator_object, self.requested != self.scorer
+        options: Grid = allocator.grid if isinstance(allocator, Component) and not named else {}
+        every = [None if it.name == UNIFORM else it for it in self.allocators.values()]
         return {
-            Option("allocator_object"): tuple(self.allocators.values()),
+            Option("allocator_object"): every,
             **{Option("scorer", name): values for name, values in self.scorer_grid.items()},
             **{Option("allocator_object", name): values for name, values in options.items()},
-            Option("protected"): tuple(dict.fromkeys(one.protected for one in self.initial)),
+            Option("protected"): [*dict.fromkeys(method.protected for method in self.initial)],
         }
 
 
@@ -111,14 +115,14 @@ def make_spaces(config: TuneConfig) -> list[SearchSpace]:
 def _make_space(config: TuneConfig, scorer: str, allocator: str | None) -> SearchSpace:
     if scorer == LEARNED:
         seeds = learned_methods(config.eval_config.policy_list)
-        if len({*group_policies(one.fields for one in seeds).values()}) > 1:
+        if len({*group_policies(seed.fields for seed in seeds).values()}) > 1:
             raise UsageError("--policies: tune policies that differ in more than their seed apart")
     else:
         seeds = [registered_method(scorer, config.seed)]
     requested = scorer if allocator is None else f"{scorer}+{allocator}"
     specs = config.eval_config.allocator_list if allocator is None else (allocator,)
     allocators = {text: make_allocator(text) for text in specs}
-    if any(AllocatorParts(one).self_sized for one in allocators.values()):
+    if any(AllocatorParts(allocator).self_sized for allocator in allocators.values()):
         raise UsageError(
             f"--methods {requested} with {' or '.join(specs)}: what ignores the budget is not "
             "tuned; leave it out"
@@ -126,8 +130,8 @@ def _make_space(config: TuneConfig, scorer: str, allocator: str | None) -> Searc
     grid, presets = _searched_options(seeds[0].scorer, scorer)
     first = next(iter(allocators.values()))
     initial = [
-        replace(with_allocator(one, first), protected=protected)
-        for one in (seeds[0], *presets)
+        replace(with_allocator(method, first), protected=protected)
+        for method in (seeds[0], *presets)
         for protected in protections(config.protection, protected_tokens(config))
     ]
     return SearchSpace(
@@ -182,19 +186,22 @@ def next_candidates(search: Search, count: int) -> list[Method]:
         return list(space.initial)[:count]
     ranked = sorted(trials, key=lambda setting: -trials[setting].score)  # of equal ones the first
     best, *others = ranked
-    alike = [one for one in ranked if type(one.allocator_object) is type(best.allocator_object)]
+    kind = type(best.allocator_object)
+    same_kind = [setting for setting in ranked if type(setting.allocator_object) is kind]
     steps: Iterable[Iterable[Method | None]]
     if len(trials) < count:
         grids = space.grids(best)
-        able = [alike if of == "allocator_object" and name else ranked for of, name in grids]
-        values = map(partial(_untried_values, space), able, grids)
+        having = [
+            same_kind if it.part == "allocator_object" and it.name else ranked for it in grids
+        ]
+        values = map(partial(_untried_values, space), having, grids)
         near = (_neighbours(space, best), _halfway(space, best))
         steps = chain(values, near, (_neighbours(space, other) for other in others))
     else:
-        steps, count = (_beyond(space, alike),), 2 * count
+        steps, count = (_beyond(space, same_kind),), 2 * count
     for step in steps:
-        if new := dict.fromkeys(one for one in step if one is not None and one not in trials):
-            return list(new)[: count - len(trials)]
+        if new := [it for it in dict.fromkeys(step) if it is not None and it not in trials]:
+            return new[: count - len(trials)]
     return []
 
 
@@ -207,7 +214,7 @@ def _untried_values(
     """
     tried = list(map(option.value, ranked))
     values = [value for value in space.grids(ranked[0])[option] if value not in tried]
-    changed = ([_with_value(one, option, value) for value in values] for one in ranked)
+    changed = ([_with_value(setting, option, value) for value in values] for setting in ranked)
     return next(filter(any, changed), ())
 
 
@@ -244,8 +251,8 @@ def _changes(space: SearchSpace, setting: Method) -> Iterator[tuple[Option, Any,
         if _is_number(value):
             numbers = list(filter(_is_number, values))
             half = value // 2 if isinstance(value, int) else value / 2
-            yield option, value, max((one for one in numbers if one < value), default=half)
-            greater = min((one for one in numbers if one > value), default=2 * value)
+            yield option, value, max((it for it in numbers if it < value), default=half)
+            greater = min((it for it in numbers if it > value), default=2 * value)
             if greater in numbers or greater <= space.largest:
                 yield option, value, greater
 
@@ -254,16 +261,16 @@ def _with_value(setting: Method, option: Option, value: Any) -> Method | None:  
     """The setting with another value, with 9 for 8 where only odd ones are valid; else None."""
     part, name = option
     try:
-        made = replace(getattr(setting, part), **{name: value}) if name else value
+        changed = replace(getattr(setting, part), **{name: value}) if name else value
     except UsageError:
         even = type(value) is int and value % 2 == 0
         return _with_value(setting, option, value + 1) if even else None
     if part == "allocator_object":
-        return with_allocator(setting, made)
+        return with_allocator(setting, UNIFORM if changed is None else changed)
     if part == "scorer":
-        new = method_of(made)
+        new = method_of(changed)
         return replace(setting, scorer_side=new.scorer_side, variant=new.variant)
-    return replace(setting, protected=made)
+    return replace(setting, protected=changed)
 
 
 def _is_number(value: object) -> bool:

@@ -87,3 +87,12 @@ def test_what_the_specification_names_is_fixed():
     assert not max(scores, key=scores.get).protected
     preset = _search(_subject("snapkv:paper+global"), lambda one: 0.0)
     assert {one.scorer for one in preset} == {make_scorer("snapkv:paper")}
+
+
+def test_equal_counts_are_not_tried_again_with_each_better_setting():
+    search = _subject("lagkv")
+    _search(
+        search, lambda setting: float(setting.scorer.lag == 64) + ("ada" in setting.allocator), 16
+    )
+    tried = [setting.allocator for setting in search.trials]
+    assert tried.count("uniform") == len(search.space.initial)
