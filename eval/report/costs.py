@@ -56,10 +56,10 @@ def describe_savings(comparison: Comparison, best: Best, timings: Iterable[Timin
         parts.append(
             f"{first.label} keeps {size} of {whole} per prompt ({ours.nbytes / full.nbytes:.1%})"
         )
-    kept = first.protected
-    same = (one for one in timings if one.spec and replace(one.setting, protected=kept) == first)
-    near = sorted(same, key=lambda one: (one.protocol != comparison.protocol, one.spec != spec))
-    if near and (timing := near[0]).evict and timing.prefill:
+    sized, kept = [timing for timing in timings if timing.spec], first.protected
+    same = [it for it in sized if replace(it.setting, protected=kept) == first]
+    same.sort(key=lambda timing: (timing.protocol != comparison.protocol, timing.spec != spec))
+    if same and (timing := same[0]).evict and timing.prefill:
         evict, prefill = (1000 * interval.mean for interval in (timing.evict, timing.prefill))
         parts.append(f"Compression takes {evict:.0f} ms, the prefill {prefill:.0f} ms")
         if timing.spec == spec and (times := timing.decode_to_full):
@@ -112,8 +112,9 @@ def _mean_field(records: Sequence[Mapping[str, object]], field: str) -> float:
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval | None:
-    alike = len(ours) == len(theirs) and all(theirs)
-    return median_interval(np.divide(ours, theirs).tolist()) if alike else None
+    if len(ours) != len(theirs) or not all(theirs):
+        return None
+    return median_interval(np.divide(ours, theirs).tolist())
 
 
 def _by_prompt(records: Sequence[TimingRow], field: str) -> list[float]:

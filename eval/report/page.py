@@ -69,7 +69,9 @@ class PageData:
         self.families = sort_families(MethodSetting.of(record, groups) for record in records)
         compared = compare_all(results)
         self.comparisons = [
-            one for one in compared if any(row["budget_spec"] for row in one.records)
+            comparison
+            for comparison in compared
+            if any(row["budget_spec"] for row in comparison.records)
         ]
         self.measured = list(dict.fromkeys(map(describe_data, compared)))
         with Progress("computing intervals", len(self.comparisons)) as progress:
@@ -93,7 +95,8 @@ def render(data: PageData) -> str:
     )  # fmt: skip
     environment.filters["packed"] = pack_text
     shown = data.comparisons
-    protocols = [(one, SEEN[one]) for one in dict.fromkeys(each.protocol for each in shown)]
+    names = dict.fromkeys(comparison.protocol for comparison in shown)
+    protocols = [(name, SEEN[name]) for name in names]
     specs = [*budget_axis(record for comparison in shown for record in comparison.records)]
     best = (comparison.best.budget for comparison in shown if comparison.best)
     script = (web / "page.js").read_text("utf-8").strip()
@@ -101,9 +104,10 @@ def render(data: PageData) -> str:
     with Progress("drawing", len(data.pictures)) as progress:
         drawn = {picture.name: picture.inline for picture in progress.over(data.pictures)}
     every_number = pandas.concat([pandas.DataFrame(), *data.numbers], ignore_index=True)
+    measures = [(comparison.measure.title, comparison) for comparison in shown]
     reading = [
-        *(f"{one.measure.title.capitalize()}: {describe_conditions(one)}." for one in shown),
-        *(f"Intervals, {one.measure.title}: {describe_intervals(one)}." for one in shown),
+        *(f"{title.capitalize()}: {describe_conditions(numbers)}." for title, numbers in measures),
+        *(f"Intervals, {title}: {describe_intervals(numbers)}." for title, numbers in measures),
         *_READING,
     ]
     return environment.get_template("page.html").render(
@@ -155,12 +159,13 @@ def _picture(data: PageData, comparison: Comparison, name: str, measure: str) ->
         *(["unfinished: ranks no method"] if comparison.unfinished else ()),
     ]
     which = "Methods have their tuned or default settings"
-    run = [one.family for one in best.compared] if best else []
-    if best and (picked := [one.family for one in best.ranked if run.count(one.family) > 1]):
+    run = [setting.family for setting in best.compared] if best else []
+    ranked = [setting.family for setting in best.ranked] if best else []
+    if best and (picked := [family for family in ranked if run.count(family) > 1]):
         which = f"{', '.join(picked)}: one setting at every budget, chosen on the prompts shown, "
         which += f"the best at {best.budget}. That favours them; tables have the default"
     families = {setting.family for setting in shown}
-    left_out = [one.family for one in comparison.choices if one.family not in families]
+    left_out = [it.family for it in comparison.choices if it.family not in families]
     which += f". Not drawn: {', '.join(left_out)}" if left_out else ""
     return Picture(
         name=name,
@@ -231,12 +236,13 @@ def run(config: ReportConfig) -> None:
             f"--out: {out} was not written by kvp report and would be lost; name another path"
         )
     results = load_results(folder)
-    whole = PageData(results)
-    page = render(whole).encode("utf-8", "backslashreplace")
-    files = {png / f"{one.name}.png": one.image("png") for one in whole.pictures} if png else {}
+    data = PageData(results)
+    page = render(data).encode("utf-8", "backslashreplace")
+    pictures = data.pictures if png else []
+    files = {Path(png or "", f"{it.name}.png"): it.image("png") for it in pictures}
     for path, content in {**files, out: page}.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_bytes(path, content)
     written = f"{out} ({len(page) / 1e6:.1f} MB){f', figures in {png}' if png else ''}"
-    said = [line for comparison in whole.comparisons for line in sentences(comparison)]
-    print(*dict.fromkeys(filter(None, (results.unfinished, *said))), written, sep="\n")
+    lines = [line for comparison in data.comparisons for line in sentences(comparison)]
+    print(*dict.fromkeys(filter(None, (results.unfinished, *lines))), written, sep="\n")

@@ -59,8 +59,8 @@ def choose_rows(comparison: Comparison) -> Notes:
 
 def make_full_table(comparison: Comparison) -> Table:
     """The numbers of all presets and allocators, with and without protection."""
-    every = {setting: setting.details for setting in comparison.settings}
-    return make_score_table(comparison, every, ", every setting of every method")
+    lines = {setting: setting.details for setting in comparison.settings}
+    return make_score_table(comparison, lines, ", every setting of every method")
 
 
 def make_score_table(comparison: Comparison, lines: Notes, which: str = "") -> Table:
@@ -168,26 +168,27 @@ def make_difference_tables(comparison: Comparison, numbers: DataFrame) -> Iterat
 def make_cost_table(timings: Sequence[Timing]) -> Table:
     """Bytes and seconds of one protocol per method and budget."""
 
+    def text(value: float | None, form: str) -> str:
+        return NOTHING if value is None else format(value, form)
+
     def share(value: float | None) -> str:
-        return NOTHING if value is None else f"{100 * value:.0f} %"
+        return text(value, ".0%").replace("%", " %")
 
     rows = [
         {
-            "method": _head(one.setting, one.setting.details),
-            "tokens per head": "all" if one.budget is None else f"{one.budget:.0f}",
-            "cache bytes": f"{one.cache_bytes:,.0f}",
-            "bytes / full": NOTHING if one.bytes_to_full is None else f"{one.bytes_to_full:.3f}",
-            "prefill, ms": _interval_texts(one.prefill, 1000, ".1f"),
-            "score and evict, ms": _interval_texts(one.evict, 1000, ".1f"),
-            "of the prefill's seconds": share(
-                one.evict_to_prefill.mean if one.evict_to_prefill else None
-            ),
-            "of its FLOPs": share(one.flops),
-            "readings of the prompt": str(count_passes(one.setting.method) or NOTHING),
-            "decode, ms per token": _interval_texts(one.decode, 1000, ".2f"),
-            "decode / full": _interval_texts(one.decode_to_full, 1, ".3f"),
+            "method": _head(timing.setting, timing.setting.details),
+            "tokens per head": "all" if timing.budget is None else f"{timing.budget:.0f}",
+            "cache bytes": f"{timing.cache_bytes:,.0f}",
+            "bytes / full": text(timing.bytes_to_full, ".3f"),
+            "prefill, ms": _interval_texts(timing.prefill, 1000, ".1f"),
+            "score and evict, ms": _interval_texts(timing.evict, 1000, ".1f"),
+            "of the prefill's seconds": share(getattr(timing.evict_to_prefill, "mean", None)),
+            "of its FLOPs": share(timing.flops),
+            "readings of the prompt": str(count_passes(timing.setting.method) or NOTHING),
+            "decode, ms per token": _interval_texts(timing.decode, 1000, ".2f"),
+            "decode / full": _interval_texts(timing.decode_to_full, 1, ".3f"),
         }
-        for one in timings
+        for timing in timings
     ]
     counts = sorted({timing.decode.prompts for timing in timings if timing.decode})
     over, more, names = "", "", [*rows[0]]

@@ -66,11 +66,12 @@ class Tuning:
                 f"--budgets {small[0]} is below the {self.protected.tokens} protected tokens for "
                 "some prompts; raise it, or use --protection off, or fewer --recents"
             )
-        each, count = self.config.settings_per_method, sum(len(one.seeds) for one in self.spaces)
+        methods = sum(len(space.seeds) for space in self.spaces)
+        settings, budgets = self.config.settings_per_method, len(self.budgets)
         say(
-            f"{count} methods (policy seeds apart) x {each} settings x {len(self.budgets)} budgets "
+            f"{methods} methods (policy seeds apart) x {settings} settings x {budgets} budgets "
             f"x {len(prepared.work)} prompts of {' and '.join(self.protocols)}: about "
-            f"{each * count * len(self.budgets) * len(prepared.work):,} answers, up to twice as "
+            f"{methods * settings * budgets * len(prepared.work):,} answers, up to twice as "
             "many where best numbers are at the ends of their grids"
         )
 
@@ -88,13 +89,18 @@ class Tuning:
             planned: dict[str, list[Method]] = {}
             for search, candidates in wanted:
                 methods = planned.setdefault(search.protocol, [])
-                methods += [run for one in candidates for run in self.at_budgets(search, one)]
-            left = [one for one in self.prepared.work if one.protocol in planned]
-            work = [one._replace(methods=planned[one.protocol]) for one in left]
+                for candidate in candidates:
+                    methods += self.at_budgets(search, candidate)
+            work = [
+                evaluation._replace(methods=planned[evaluation.protocol])
+                for evaluation in self.prepared.work
+                if evaluation.protocol in planned
+            ]
             text = f"round {number}, {tried if least < count else beyond}; evaluations"
             evaluate_missing(runner, replace(self.prepared, work=tuple(work)), file, text=text)
             for search, candidates in wanted:
-                search.trials.update({one: self.score(file, search, one) for one in candidates})
+                for candidate in candidates:
+                    search.trials[candidate] = self.score(file, search, candidate)
 
     def at_budgets(self, search: Search, setting: Method) -> list[Method]:
         """A setting at every budget, for every policy seed: what is run to score it."""
@@ -103,12 +109,12 @@ class Tuning:
             allocator = setting.allocator_object or setting.allocator
             seeds = (with_allocator(seed, allocator) for seed in search.space.seeds)
         kept, protected = self.protected, setting.protected
-        return [one.at(each, kept, protected) for one in seeds for each in self.budgets]
+        return [seed.at(spec, kept, protected) for seed, spec in product(seeds, self.budgets)]
 
     def score(self, file: RecordFile, search: Search, setting: Method) -> ScoredSetting:
         """A setting with its score, from the records of its runs on all prompts and budgets."""
         config, space, protocol = self.config.eval_config, search.space, search.protocol
-        prompts = [one.prompt for one in self.prepared.work if one.protocol == protocol]
+        prompts = [prompt for prompt, name, _ in self.prepared.work if name == protocol]
         of_policy = group_by(self.at_budgets(search, setting), lambda run: run.policy)
         scores: dict[Hashable, dict[Unit, float]] = {policy: {} for policy in of_policy}
         for policy, runs in of_policy.items():
@@ -181,7 +187,8 @@ def next_command(
     """The kvp eval that tests the chosen settings, and nulls, with the flags of this run."""
     flags = {"--methods": ["full", "nulls", f"tuned:{out}"], "--policies": []}
     config = replace(config, prompts=max(config.prompts, MIN_PROMPTS))
-    own = {one.partition("(")[0]: one for each in spaces for one in (each.scorer, *each.allocators)}
+    specs = [spec for space in spaces for spec in (space.scorer, *space.allocators)]
+    own = {spec.partition("(")[0]: spec for spec in specs}
     for method in dict.fromkeys(dict(foreign_names(settings)).values()):  # no others are imported
         flags["--methods"].append("+".join(own.get(side, side) for side in method.split("+")))
     if any(entry.method == LEARNED for entry in settings.methods):
@@ -192,7 +199,7 @@ def next_command(
         if item.name not in chosen_anew and value != item.default:
             flags[f"--{item.name}"] = [str(value)]
     flags["--out"] = [f"{out}-results"]
-    words = [f"{flag} {quote(','.join(specs))}" for flag, specs in flags.items() if specs]
+    words = [f"{flag} {quote(','.join(values))}" for flag, values in flags.items() if values]
     return f"kvp eval {' '.join(words)}"
 
 
@@ -201,12 +208,11 @@ def csv_text(searches: Sequence[Search]) -> str:
     rows = []
     for search in searches:
         entry = search.result
-        for number, one in enumerate(search.trials.values(), start=1):
-            setting = number, one.scorer, one.allocator, int(one.protected)
-            marks = int(one in entry.published), int(one == entry.chosen)
-            rows.append(
-                (entry.protocol, entry.requested, *setting, one.score, *one.interval, *marks)
-            )
+        for number, trial in enumerate(search.trials.values(), start=1):
+            setting = number, trial.scorer, trial.allocator, int(trial.protected)
+            score = trial.score, *trial.interval
+            marks = int(trial in entry.published), int(trial == entry.chosen)
+            rows.append((entry.protocol, entry.requested, *setting, *score, *marks))
     table = pandas.DataFrame(rows, columns=HEADER.split(","))
     return str(table.to_csv(index=False, float_format="%.6g"))
 
