@@ -27,8 +27,7 @@ def model_card(
 
     `name` is the one that it will have, `license` as the hub names it, `results` a folder of kvp
     eval, for a table of this policy and of methods without one. Raises PolicyError for a part of
-    a policy, ResultsError for damaged results, UsageError where they are of another policy, by
-    its digest.
+    a policy, ResultsError for damaged results, UsageError for those of another policy (digest).
     """
     from huggingface_hub import ModelCard, ModelCardData
 

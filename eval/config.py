@@ -36,11 +36,9 @@ class PromptConfig(groups.DataConfig):
     """Which split of keys, values and haystack text (or rows) prompts come from. `all` takes every
     row of a file, for data that nothing was trained on."""
     chat: str | None = None
-    """Dialogues for the task `chat`, instead of generated ones: a file, a folder or a hub data
-    set."""
+    """Dialogues for the task `chat` instead of generated ones: a file, folder or hub data set."""
     text: str | None = None
-    """Running text for the task `text`: a text file, a folder of them, or rows with a column
-    `text`."""
+    """Text for the task `text`: a text file, a folder of them, or rows with a column `text`."""
     metric: str | None = None
     """Metric of all rows of --data, instead of the one that each row names or that fits its form:
     all, part, exact, f1, rouge_l, rouge_recall, number, code, or none (perplexity).

@@ -118,11 +118,9 @@ def make_objects(methods: Sequence[MethodArgument]) -> list[NamedOrMade]:
 
     made: list[NamedOrMade] = []
     for method in methods:
-        if isinstance(method, str):
-            made.append(method)
-        else:
-            scorer, allocator = method if isinstance(method, tuple) else (method, None)
-            made.append((make(scorer, make_scorer), make(allocator, make_allocator)))
+        scorer, allocator = method if isinstance(method, tuple) else (method, None)
+        sides = make(scorer, make_scorer), make(allocator, make_allocator)
+        made.append(method if isinstance(method, str) else sides)
     return made
 
 

@@ -152,8 +152,7 @@ def _load_task_prompts(
     """The first `settings.count` samples of a task, encoded, and notes on them.
 
     With the measure `perplexity` all are measured by their replies. A longer run begins with the
-    same prompts. Raises UsageError where a task has none, or a sample that is measured by its reply
-    has no reply.
+    same prompts. UsageError where a task has none, or a sample lacks the reply that is measured.
     """
     samples = build_samples(name, settings, tokenizer)
     task = find_task(name)

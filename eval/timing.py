@@ -40,8 +40,7 @@ def timing_records(
 ) -> list[Record]:
     """One record per method: the (lower) median over the prompts of everything measured.
 
-    `by_prompt` holds the seconds of every prompt, in the order of the prompts. FLOPs are those of
-    the first prompt.
+    `by_prompt` holds the seconds of every prompt, in order. FLOPs are those of the first prompt.
     """
     # Counted first: the first run of anything pays for start-up.
     counted = _measure_prompt(runner, prompts[0], protocol, methods, _count_flops, FLOPS)

@@ -2,8 +2,7 @@
 
 Work is done in pieces: prompts that share a prefill, together or not at all. Questions about one
 context that the compression does not see share a prefill: it is run and compressed once. Every
-question is then fed to caches of its own, so none sees another one, and records are those of each
-prompt alone.
+question is then fed to caches of its own: records are those of each prompt alone.
 """
 
 from collections.abc import Iterable, Iterator

@@ -184,10 +184,9 @@ def pack_context(
 ) -> Context:
     """Pack what every layer keeps: of keys and values [H, S, D] those where `held` [H, S] is True.
 
-    `embedding` is that of the keys, `facts` are the others of `ContextFacts`. If `policy` is a
-    path, only its last part is recorded, so that its folder may be moved. Raises UsageError where
-    heads keep different numbers of tokens that are not multiples of `BLOCK`, ContextError where a
-    number is not finite.
+    `embedding` is that of the keys, `facts` are the others of `ContextFacts`. Of a
+    `policy` that is a path only the last part is recorded: its folder may be moved. UsageError
+    where heads keep different numbers, no multiples of `BLOCK`; ContextError for infinite values.
     """
     keys, values, counts = [], [], []
     for all_keys, all_values, held in layers:

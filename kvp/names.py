@@ -66,9 +66,7 @@ def plain_name(name: str) -> str:
 
 
 def check_model_name(name: str) -> None:
-    """Raise ModelError on a path without a model, on the bundled model's name misspelt, and on a
-    name that artefacts cannot hold.
-    """
+    """Raise ModelError on a path without a model, a misspelt "nano", a name no artefact holds."""
     with raising_as(f"--model {name}", ModelError, "cannot be recorded"):
         plain_name(recorded_name(name))
     kind = "file" if name.endswith(GGUF) else "folder"

@@ -270,8 +270,7 @@ def count_winners(scores: Tensor, total: int, *, guaranteed: int) -> Tensor:
 
     Scores [C, U, N], higher = keep, without NaN, are of C separate competitions of U heads each;
     `guaranteed` tokens of every head are kept before heads compete, and U * guaranteed <= total <=
-    U * N. Ties go to the newer token, then to the lower layer, then to the lower head. Time and
-    memory O(C U N).
+    U * N. Ties go to the newer token, then the lower layer, then the lower head. O(C U N) memory.
     """
     competitions, heads, tokens = scores.shape
     newest_first = scores.flip(-1)

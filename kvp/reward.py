@@ -67,8 +67,7 @@ def _single_precision(scores: Tensor) -> Tensor:
 def all_budgets_cost(importance: Tensor, ranking: Tensor) -> Tensor:
     """Importance lost, summed over the budgets 1..N-1: sum_r (r-1) w_{σ_r} (equation 4).
 
-    Importance [..., N] float32 or float64, >= 0, and rankings [..., N] int64 -> costs [...] in the
-    dtype of the importance.
+    Importance [..., N] float32 or float64, >= 0, and rankings [..., N] int64 -> [...], same dtype.
     """
     ranked = _rank_importance(importance, ranking)
     # Not a matrix product, which would round a row by the number of other rows.

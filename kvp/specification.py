@@ -49,9 +49,7 @@ class Specification:
 
     @classmethod
     def parse(cls, text: str, kind: str) -> Specification:
-        """Take one of the forms above apart, without allocator; UsageError, which calls it `kind`,
-        for any other text.
-        """
+        """Take one of the forms above apart; UsageError, which calls it `kind`, for other texts."""
         if _FORM.fullmatch(text) is None:
             more = ", without an allocator" if "+" in text else ""
             raise UsageError(

@@ -1,8 +1,7 @@
 """What a method or an allocator declares itself with: its options, presets, limits and needs.
 
 Both are frozen dataclasses whose fields are their options; `policies.registry` has the table of
-those that kvp brings. Objects of others need no base class, only `name` and `score` (or `name` and
-`allocate`).
+those that kvp brings. Objects of others need no base class, only `name` and `score` or `allocate`.
 """
 
 import hashlib

@@ -23,8 +23,7 @@ from train.training import RankerTraining, train_rankers
 def run(config: TrainConfig) -> None:
     """Train from the store `config.traces` and write the policy directory `config.out`.
 
-    Raises StoreError where the store cannot be trained on, UsageError where a flag cannot work or
-    the loss is not finite.
+    Raises StoreError for an unfit store, UsageError for an unfit flag or a loss that is not finite.
     """
     if config.heads == AUTO_HEADS:
         config = own_heads(config)

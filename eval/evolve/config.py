@@ -18,14 +18,12 @@ class EvolveConfig(SharedConfig, MemoryConfig, RunConfig):
     """Search."""
 
     out: str
-    """What is written. A folder for budgets.json: new, empty, or one of the same search to
-    resume."""
+    """What is written. A folder for budgets.json: new, empty, or of the same search, to resume."""
     scorer: str = "snapkv"
     """Method that ranks the tokens: `name`, `name:preset`, `name(option=value)`, or `kvp` with
     --policies."""
     budget: str = "12.5%"
-    """Tokens kept per KV head on average, protected ones included; `%` is of the tokens in the
-    cache."""
+    """Tokens kept per KV head on average, protected ones included; `%` is of the cached tokens."""
     protocol: Protocol = QUERY_AWARE
     """Whether compression sees the question."""
     protection: Literal["on", "off"] = "on"

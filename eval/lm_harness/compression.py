@@ -13,8 +13,7 @@ from kvp.specification import split_list
 QUESTIONS = {"inside": QUERY_AWARE, "outside": QUERY_AGNOSTIC}
 """Values of `question=` and the protocol of kvp eval that each is."""
 CONTEXT_FIELDS = ("passage", "context", "report")
-"""Fields of a document that may hold what is compressed without the question; the first that it
-has counts."""
+"""Fields of a document that may hold what is compressed without the question, in this order."""
 
 
 def parse_compression(

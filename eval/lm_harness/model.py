@@ -1,8 +1,7 @@
 """The harness's model class `kvp`: its HFLM, with the cache of every context compressed.
 
 Prompts, truncation, stop sequences and scores are the harness's own; what is replaced is how a
-context is read: it is prefilled and compressed once, and the rest fed. Without eviction the numbers
-are those of HFLM.
+context is read: it is prefilled and compressed once, and the rest is fed.
 """
 
 import inspect

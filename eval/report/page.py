@@ -68,11 +68,7 @@ class PageData:
         groups = group_policies(records)
         self.families = sort_families(MethodSetting.of(record, groups) for record in records)
         compared = compare_all(results)
-        self.comparisons = [
-            comparison
-            for comparison in compared
-            if any(row["budget_spec"] for row in comparison.records)
-        ]
+        self.comparisons = [it for it in compared if any(row["budget_spec"] for row in it.records)]
         self.measured = list(dict.fromkeys(map(describe_data, compared)))
         with Progress("computing intervals", len(self.comparisons)) as progress:
             self.numbers = [tidy(comparison) for comparison in progress.over(self.comparisons)]

@@ -95,8 +95,7 @@ Cells = Mapping[CellKey, Estimate]
 def make_estimates(kind: Kind, records: Sequence[ResultsRow], groups: PolicyGroups) -> Cells:
     """Numbers of one protocol by method and budget.
 
-    Scores, 0 to 1: the mean over tasks of the mean over prompts. Perplexity: exp(sum of nll / sum
-    of reply tokens).
+    Scores, 0 to 1: mean over tasks of the mean over prompts. Perplexity: exp(sum nll / sum tokens).
     """
     scored = [record for record in records if record[MEASURES[kind].field] is not None]
     by_key = group_by(

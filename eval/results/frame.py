@@ -68,10 +68,10 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
     usable = comparison.task_sort.usable
     gaps = {key: gap for key, gap in comparison.gaps.items() if key[0] in comparison.choices}
     lead = gaps, comparison.significant
-    rows = _task_rows(comparison, OVERALL, comparison.cells, apart=not usable, minus_lead=lead)
+    rows = _task_rows(comparison, OVERALL, comparison.cells, not usable, lead)
     for task, cells in comparison.tasks.items():
         name = f"task {task}" if task == OVERALL else task
-        rows += _task_rows(comparison, name, cells, apart=task not in usable)
+        rows += _task_rows(comparison, name, cells, task not in usable)
     return pandas.DataFrame(rows)
 
 
@@ -80,14 +80,9 @@ TestedGaps = tuple[Mapping[CellKey, Interval], set[CellKey]]
 
 
 def _task_rows(
-    comparison: Comparison,
-    task: str,
-    cells: Cells,
-    *,
-    apart: bool,
-    minus_lead: TestedGaps = ({}, set()),
+    comparison: Comparison, task: str, cells: Cells, apart: bool, lead: TestedGaps = ({}, set())
 ) -> list[dict[str, object]]:
-    """Rows of a task, or of all usable ones; `minus_lead` is empty for single tasks."""
+    """Rows of a task, or of all usable ones; `lead`: `minus_lead`, none for single tasks."""
     full = None if apart or comparison.unfinished else full_of(cells)
     mean = full.interval.mean if full else 0.0
     keys = [key for setting in comparison.settings for key in cells if key[0] == setting]
@@ -110,7 +105,7 @@ def _task_rows(
             "share_of_full": estimate.interval.mean / mean if mean else math.nan,
         }  # fmt: skip
         row |= _gap_columns("minus_full", key, minus_full)
-        rows.append(row | _gap_columns("minus_lead", key, minus_lead))
+        rows.append(row | _gap_columns("minus_lead", key, lead))
     return rows
 
 

@@ -60,8 +60,7 @@ class Interval:
     high: float
     prompts: int
     p: float | None = None
-    """Two-sided p-value that a difference is 0, None for means; not corrected for the number of
-    comparisons (`holm`)."""
+    """Two-sided p-value of a difference, None for means; without the correction of `holm`."""
     min_prompts: int = MIN_PROMPTS
     """With fewer shared prompts this difference gets no verdict."""
 
@@ -100,8 +99,7 @@ def bootstrap_mean(
     """Mean over tasks of the mean over prompts, policies averaged, with its interval.
 
     With `weights`, tokens of replies, prompts of all tasks are pooled by them instead, and have no
-    `bounds`. Without bounds the interval of a single prompt has width 0. Raises ValueError
-    without values.
+    `bounds`; of a single prompt the interval then has width 0. Raises ValueError without values.
     """
     bounds = bounds if weights is None else None
     values = _over_policies(scores)
@@ -283,8 +281,7 @@ def _prompt_draws(
     """Means [`RESAMPLES`] under random weights of the contexts, of one prompt each as a rule.
 
     `tasks` are those of `_by_task`. The prompts added at the ends are divided so that tasks of few
-    contexts, which decide the width, get most of them. Draws are stretched about their own mean to
-    the variance of a mean.
+    contexts, which decide the width, get most. Draws are stretched to the variance of a mean.
     """
     precision = sum(1 / len(sums) for sums, _ in tasks)
     degrees = sum(len(sums) - 1 for sums, _ in tasks)

@@ -91,10 +91,9 @@ class Tuning:
                 methods = planned.setdefault(search.protocol, [])
                 for candidate in candidates:
                     methods += self.at_budgets(search, candidate)
+            left = [it for it in self.prepared.work if it.protocol in planned]
             work = [
-                evaluation._replace(methods=planned[evaluation.protocol])
-                for evaluation in self.prepared.work
-                if evaluation.protocol in planned
+                evaluation._replace(methods=planned[evaluation.protocol]) for evaluation in left
             ]
             text = f"round {number}, {tried if least < count else beyond}; evaluations"
             evaluate_missing(runner, replace(self.prepared, work=tuple(work)), file, text=text)

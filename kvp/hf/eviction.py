@@ -110,8 +110,7 @@ def evicting(
     `output_attentions`, other caches (static, offloaded, quantised), assisted decoding, continuous
     batching, `inputs_embeds`, and methods that read a whole prompt where a cache is compressed
     again; ModelError for models kvp cannot evict from, or that lack what the scorer reads, and for
-    adapters outside of a model's modules, such as soft prompts. Warns of a policy trained on
-    another model.
+    adapters outside of a model's modules, such as soft prompts. Warns of a policy of another model.
     """
     model, rule = _prepare_rule(model, scorer, budget, protection, allocator, tokenizer)
     if every is not None:

@@ -139,8 +139,7 @@ def _read(path: str, _: int) -> Metadata:
 def complete_config(config: PreTrainedConfig, path: str) -> None:
     """Put into `config` what transformers' reader left out of a file.
 
-    Raises ModelError for fields that transformers does not compute, and for an architecture that is
-    not in `LOADED`.
+    Raises ModelError for fields that transformers does not compute and architectures not `LOADED`.
     """
     file = read_metadata(path, ModelError)
     fields, name = file.fields, file.architecture

@@ -58,9 +58,8 @@ class HiddenRecorder:
     ) -> None:
         """Leave out the first `after` tokens of a prompt, for each number given.
 
-        `padding` are the columns of left padding per prompt, which never count. In a prompt that is
-        not longer than `after` only the last token counts. With `every` the states of all columns
-        are kept, too.
+        `padding` are the columns of left padding per prompt, which never count. In a prompt not
+        longer than `after` only the last token counts. `every` keeps the states of all columns.
         """
         self._every, self._states = every, defaultdict[int, list[Tensor]](list)
         self._padding = padding

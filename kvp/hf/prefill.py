@@ -186,10 +186,9 @@ def prefill(
 ) -> Prefill:
     """Run the model once over `input_ids` [B, T] int64 (no padding) and record what `needs` lists.
 
-    `needs` are those of one scorer, or of all scorers that will read the result; `fed_again` of the
-    tokens are fed once more after the eviction. Raises UsageError inside an `evicting` block of the
-    same model and in training mode, ModelError where hidden states cannot be recorded or weights
-    are offloaded.
+    `needs` are those of one or of all scorers that will read the result; `fed_again` of the tokens
+    are fed once more after the eviction. UsageError inside an `evicting` block of the same model
+    or in training mode, ModelError where hidden states cannot be recorded or weights are offloaded.
     """
     all_needs = (needs,) if isinstance(needs, Needs) else tuple(needs)
     windows = [need.queries for need in all_needs]

@@ -211,9 +211,8 @@ def noise_input(
 ) -> Tensor:
     """Token ids [tokens] int64, each drawn uniformly from the ordinary vocabulary.
 
-    Ordinary are ids below `vocabulary` that the tokenizer knows and has not
-    added or declared special; without a tokenizer, every id below `vocabulary`. The same draw for
-    the same seed on every machine.
+    Ordinary are ids below `vocabulary` that the tokenizer knows and has not added or declared
+    special; without a tokenizer, all below `vocabulary`. A seed's draw is the same everywhere.
     """
     ids = torch.arange(vocabulary)
     if tokenizer is not None:

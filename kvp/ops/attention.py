@@ -11,8 +11,7 @@ def group_products(queries: Tensor, keys: Tensor) -> Tensor:
     """Products q_gr . k_i of queries [..., G, R, D] and keys [..., N, D]: [..., G, R, N].
 
     All have one dtype. The group is folded into the count of one product per KV head: broadcasting
-    `queries @ keys.mT` would copy the keys G times (900 MiB at 65,536 tokens, and 2 to 16 times
-    slower).
+    `queries @ keys.mT` would copy the keys G times (900 MiB at 65,536 tokens, 2 to 16 x slower).
     """
     group, count, _ = queries.shape[-3:]
     folded = queries.flatten(-3, -2)  # [..., G R, D]
@@ -23,8 +22,7 @@ def recent_attention(queries: Tensor, keys: Tensor, window: int) -> Tensor:
     """Causal softmax attention, in float32, of the last `window` queries over all N keys.
 
     Queries [B, Q, W, D] of the last W tokens and keys [B, H, N, D], N >= W, after RoPE ->
-    probabilities [B, H, G, window, N], scale 1/sqrt(D), query heads grouped by KV head. A window
-    above W counts as W.
+    probabilities [B, H, G, min(window, W), N], scale 1/sqrt(D), query heads grouped by KV head.
     """
     batch, heads, tokens, width = keys.shape
     window = min(window, queries.shape[2])
@@ -43,8 +41,7 @@ def column_sums(queries: Tensor, keys: Tensor, block: int = 256) -> Tensor:
 
     Queries [..., G, N, D] and keys [..., N, D] after RoPE -> [..., G, N] float32, sums to N over
     the tokens. Reductions over the G query heads differ between methods and are left to them.
-    `block` queries at a time bound memory at [..., G, block, N] float32. Raises ValueError where
-    shapes disagree.
+    `block` queries at a time bound memory at [..., G, block, N] float32. ValueError for other shapes.
     """
     tokens, width = keys.shape[-2:]
     check_queries(queries, keys, 0, tokens, block)

@@ -248,8 +248,7 @@ class RaggedLayout:
     def groups(self) -> list[HeadGroup]:
         """The heads, the longest first, in groups whose padding is a quarter at most, or little.
 
-        A head of `_LONG` tokens or more is a group of its own: gathering its tokens would cost more
-        than another call.
+        A head of `_LONG` tokens or more is a group: another call costs less than gathering tokens.
         """
         members: list[list[int]] = []
         width = stored = padded = 0  # of the latest group

@@ -1,7 +1,6 @@
 """Reading a trace store: committed sequences only, one head or a whole sequence at a time.
 
-Every read is checked by one checksum: a record's own, and a CRC-32C per head inside a shard, which
-the record repeats.
+Every read is checked: a record by its checksum, a head by a CRC-32C in shard and record.
 """
 
 import torch

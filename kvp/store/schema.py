@@ -28,8 +28,7 @@ DTYPES: dict[str, tuple[torch.dtype, str]] = {
 class SequenceRecord:
     """Everything a store keeps about one sequence next to its tensors.
 
-    0 < context_length <= prompt_length <= length; tokens are those the model was fed, with chat
-    template.
+    0 < context_length <= prompt_length <= length; tokens are as fed, with the chat template.
     """
 
     index: StrictInt

@@ -1,8 +1,7 @@
 """What vLLM loads of kvp in each of its processes, as a plug-in, before it makes a model.
 
-The attention backends that can hold contexts of uneven counts take the places of vLLM's own ones of
-the same names. Where a process has no `KvpConnector` with such contexts, vLLM's own classes are
-used unchanged.
+The attention backends that can hold contexts of uneven counts take the places of vLLM's own of the
+same names. Where a process has no `KvpConnector` with such contexts, these are used unchanged.
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ class Label:
     stored: str | None = None
     """Name under which `kvp collect --labels` stores it, of `kvp.training_names.STORED_LABELS`."""
     other_weight: float = 1.0
-    """Weight, 0 to 1, of queries that write none of the assistant's replies (`reply_windows`);
-    those that write them have 1."""
+    """Weight, 0 to 1, of queries that write no reply of the assistant (`reply_windows`)."""
 
     def __post_init__(self) -> None:
         if self.from_queries is None and self.stored is None:
@@ -87,8 +86,7 @@ def reply_windows(spans: Sequence[tuple[int, int]], first: int, stop: int) -> li
     """Queries at `first` <= j < `stop` that write replies, as [first, last) windows.
 
     A reply of the tokens [a, b) is written by the queries of the token before it and of its own.
-    Where none of them writes a reply all count: in running text every token is what the model is to
-    write.
+    Where none writes a reply all count: of running text the model is to write every token.
     """
     windows = [(max(a - 1, first), min(b, stop)) for a, b in spans]
     return [(a, b) for a, b in windows if a < b] or [(first, stop)]

@@ -45,8 +45,7 @@ def feature_statistics(
 ) -> dict[str, Tensor]:
     """Mean and standard deviation of every channel over training tokens: each [A, D] float32.
 
-    Keys are as rankers of `spec` see them from the end of a sequence. Raises StoreError on damaged
-    sequences.
+    Keys are as rankers of `spec` see them from the end of a sequence. StoreError on damage.
     """
     tokens = sum(record.length for record in records)
     sums: list[Tensor] = []

@@ -111,8 +111,7 @@ def make_objective(loss: Callable[[Tensor, Tensor], Tensor]) -> Objective:
 def cross_entropy(scores: Tensor, importance: Tensor) -> Tensor:
     """- sum_i (w_i / W) log softmax(s)_i in nats: two [..., N] of one dtype -> [...]; 0 if W is.
 
-    It has its minimum at log shares up to a constant per context: the order of the all-budgets cost
-    (descending w).
+    Its minimum is at log shares up to a constant: the all-budgets cost's order (descending w).
     """
     total = importance.sum(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)  # [..., 1]
     share = importance / total  # [..., N]

@@ -66,8 +66,7 @@ class Muon(torch.optim.Optimizer):
 def is_matrix(name: str, weight: Tensor) -> bool:
     """Whether a parameter of a ranker is a stack of matrices that map vectors to vectors.
 
-    Tables of positions, whose rows are looked up one by one, the last layer, which has one output,
-    and vectors are not.
+    Not tables of positions, whose rows are looked up, the last layer (one output), and vectors.
     """
     return name.endswith("_weight") and weight.dim() == 3 and weight.shape[2] > 1
 
@@ -93,8 +92,7 @@ def orthogonalise_matrices(matrices: Tensor) -> Tensor:
 def learning_rate_factor(step: int, *, steps: int, warmup: int, final_factor: float) -> float:
     """Learning rate of one step (0-based) over the peak: linear warm-up, then cosine.
 
-    Rises from `WARMUP_START` at step 0 to 1 at step `warmup`, then falls to `final_factor`, reached
-    at step `steps`.
+    From `WARMUP_START` at step 0 to 1 at step `warmup`, then to `final_factor` at step `steps`.
     """
     if step < warmup:
         return WARMUP_START + (1 - WARMUP_START) * step / warmup

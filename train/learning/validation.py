@@ -36,8 +36,7 @@ class HeldOut:
     """Metrics of A heads, means over held-out contexts."""
 
     skill: Tensor
-    """[A] float32 share of the way from a random to the ideal ranking, <= 1; NaN for heads without
-    signal in every context."""
+    """[A] float32 share of the way from a random to the ideal ranking, <= 1; NaN without signal."""
     lost: Mapping[str, Tensor]
     """Per reported budget: [A] float32 fraction of the attention lost at it."""
     contexts: int
