@@ -180,38 +180,54 @@ def _text(value: object) -> str:
 
 def _checked_value(owner: str, option: Field[Any], limit: Any, value: Any) -> Any:  # noqa: ANN401
     """The value in its option's type; UsageError, which begins with `owner`, for a bad one."""
-    default, auto = option.default, " or auto" if option.default == AUTO else ""
-    if default is MISSING:  # the annotation tells the type, or else the limit
-        default = next((t() for t in (bool, int, float) if option.type in (t, t.__name__)), None)
-    if default is None and limit is None:
+    like = option.default  # a value of the option's type
+    if like is MISSING:  # the annotation tells the type, or else the limit
+        like = next((t() for t in (bool, int, float) if option.type in (t, t.__name__)), None)
+    if like is None and limit is None:
         return value
-    limit = 0 if limit is None else limit
+    limits = _limits(owner, option.name, 0 if limit is None else limit)
+    if like in (None, AUTO):  # the limit tells the type
+        if value == option.default:
+            return value
+        like = limits[0]
+    if isinstance(like, bool) or isinstance(limits[0], str):
+        choices = limits if isinstance(limit, Iterable) else (False, True)
+        checked, wanted = _find_choice(value, choices), f"one of {', '.join(map(_text, choices))}"
+    elif isinstance(like, int | float):
+        whole = not isinstance(like, float) and "float" not in str(option.type)
+        checked = _fit_number(value, *limits, whole=whole)
+        least, largest = limits
+        bounds = f">= {least:g}" if largest == math.inf else f"from {least:g} to {largest:g}"
+        wanted = f"{'an integer' if whole else 'a number'} {bounds}"
+        wanted += " or auto" if option.default == AUTO else ""
+        wanted += " (or as limits say)" if value == option.default else ""
+    else:
+        return value
+    if checked is None:
+        raise UsageError(f"{owner}: {option.name} must be {wanted}, got {value!r}")
+    return checked
+
+
+def _limits(owner: str, name: str, limit: Any) -> tuple[Any, ...]:  # noqa: ANN401
+    """Least and largest number, or choices; UsageError for neither."""
     limits = tuple(limit) if isinstance(limit, Iterable) else (limit, math.inf)
     if isinstance(limit, str) or not (limits and (len(limits) == 2 or isinstance(limits[0], str))):
         which = "a least number, (least, largest) or choices"
-        raise UsageError(f"{owner}: limits of {option.name} are {which}, got {limit!r}")
-    if default is None or auto:  # the limit tells the type
-        if value == option.default:
-            return value
-        default = limits[0]
-    if isinstance(default, bool) or isinstance(limits[0], str):
-        choices = limits if isinstance(limit, Iterable) else (False, True)
-        given = type(value), value
-        forms = [(one, form) for one in choices for form in (one, read_value(_text(one)))]
-        made = next((one for one, form in forms if (type(form), form) == given), None)
-        fits = made is not None
-        wanted = f"one of {', '.join(map(_text, choices))}"
-    elif isinstance(default, int | float):
-        least, largest = limits
-        whole = not isinstance(default, float) and "float" not in str(option.type)
-        number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-        fits = number and least <= value <= largest and abs(value) <= sys.float_info.max
-        made = float(value) if fits and not whole else value
-        bounds = f">= {least:g}" if largest == math.inf else f"from {least:g} to {largest:g}"
-        others = " (or as limits say)" if value == option.default else ""
-        wanted = f"{'an integer' if whole else 'a number'} {bounds}{auto}{others}"
-    else:
-        return value
-    if not fits:
-        raise UsageError(f"{owner}: {option.name} must be {wanted}, got {value!r}")
-    return made
+        raise UsageError(f"{owner}: limits of {name} are {which}, got {limit!r}")
+    return limits
+
+
+def _find_choice(value: object, choices: Iterable[Any]) -> Any:  # noqa: ANN401
+    """The choice that a value is, as itself or as its text is read; None for none."""
+    forms = [(choice, form) for choice in choices for form in (choice, read_value(_text(choice)))]
+    typed = type(value), value
+    return next((choice for choice, form in forms if (type(form), form) == typed), None)
+
+
+def _fit_number(value: Any, least: float, largest: float, *, whole: bool) -> int | float | None:  # noqa: ANN401
+    """A number within its limits, as an integer where it is `whole`, else as a float; or None."""
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        return None
+    if not least <= value <= largest or abs(value) > sys.float_info.max:
+        return None
+    return value if whole else float(value)

@@ -41,7 +41,7 @@ def column_sums(queries: Tensor, keys: Tensor, block: int = 256) -> Tensor:
 
     Queries [..., G, N, D] and keys [..., N, D] after RoPE -> [..., G, N] float32, sums to N over
     the tokens. Reductions over the G query heads differ between methods and are left to them.
-    `block` queries at a time bound memory at [..., G, block, N] float32. ValueError for other shapes.
+    `block` queries at a time bound the memory. Raises ValueError where shapes disagree.
     """
     tokens, width = keys.shape[-2:]
     check_queries(queries, keys, 0, tokens, block)
