@@ -114,8 +114,7 @@ class View:
     every token of the view here; no cache keeps the last `fed_again`. Axes are in the order that
     each field gives: B prompts, H KV heads, Q query heads (those of KV head h are h * Q / H and the
     Q / H - 1 after it), tokens oldest first, D channels. Tensors may share memory with the cache
-    and are not contiguous in general: `reshape` them, not `view`, and do not write to them (which
-    inference mode does not notice).
+    and are not contiguous in general: `reshape` them, not `view`, and do not write to them.
     """
 
     layer: int

@@ -1,8 +1,7 @@
 """Expected Attention (arXiv 2510.00636): the attention a Gaussian future query would pay.
 
 Formula and published settings: docs/methods/expected_attention.md. Queries are read after RoPE and
-turned back, so hidden states are not needed and traces will do. With no more tokens than sinks
-every token is a sink: recency.
+turned back: hidden states are not needed, traces will do. If every token is a sink: recency.
 """
 
 from dataclasses import dataclass

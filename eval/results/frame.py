@@ -67,8 +67,8 @@ def tidy(comparison: Comparison) -> pandas.DataFrame:
     """A row per task, method, setting and budget, with the columns of docs/formats.md."""
     usable = comparison.task_sort.usable
     gaps = {key: gap for key, gap in comparison.gaps.items() if key[0] in comparison.choices}
-    lead = gaps, comparison.significant
-    rows = _task_rows(comparison, OVERALL, comparison.cells, not usable, lead)
+    tested = gaps, comparison.significant
+    rows = _task_rows(comparison, OVERALL, comparison.cells, not usable, tested)
     for task, cells in comparison.tasks.items():
         name = f"task {task}" if task == OVERALL else task
         rows += _task_rows(comparison, name, cells, task not in usable)

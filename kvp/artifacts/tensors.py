@@ -40,8 +40,7 @@ def read_safetensors(
 ) -> dict[str, Tensor]:
     """Named tensors of a file, on the CPU; raises `error`, naming the file, where it is damaged.
 
-    `digest` is that of `read_checked`. Tensors are a copy: what happens to a mapped file happens to
-    them, and may end the process.
+    `digest` is that of `read_checked`. Tensors are a copy: a mapped file that changes may crash.
     """
     with files.raising_as(path, error, "is not a readable safetensors file"):
         return load(files.read_checked(path, error, digest))

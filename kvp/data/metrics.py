@@ -2,8 +2,7 @@
 
 `METRICS` holds those that rows and `--metric` name, `BENCHMARK_METRICS` those of LongBench and
 SCBench by their published definitions; of several references the best one counts, except in `all`.
-`none` is measured without a generated answer, by the likelihood of the reply. Averaging, percent
-and rounding are the caller's.
+`none` is measured without a generated answer, by the likelihood of the reply.
 """
 
 from __future__ import annotations
@@ -198,8 +197,7 @@ def first_number(prediction: str, references: Sequence[str]) -> float:
 def choice_letter(prediction: str, references: Sequence[str]) -> float:
     """1 when the prediction's letter, A to D, is a reference (SCBench's multiple choice).
 
-    The letter is the first character, or what follows `answer is`, `answer:` or `option is`, or the
-    first word that is a letter.
+    It is the first character, or follows `answer is`, `answer:`, `option is`, or is a word alone.
     """
     text = prediction.strip()
     if text[:1] and text[0] in _LETTERS:

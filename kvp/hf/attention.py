@@ -4,8 +4,7 @@ With ordinary caches, or none, it is transformers' own sdpa attention. An `Evict
 a `StoredKeys` instead of tensors, and the layer that holds the stored slots decides which of them a
 query sees: those whose position is not after the query's own. Importing this module registers the
 name and changes nothing else. Models whose logits are capped (Gemma 2) or that add a sink to the
-softmax (GPT-OSS) get both, computed as their own eager attention does. Attention biases and paged
-caches are not supported.
+softmax (GPT-OSS) get both, as in their own eager attention. No biases, no paged caches.
 """
 
 import math

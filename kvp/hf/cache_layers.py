@@ -2,8 +2,7 @@
 
 An entry is one prompt of the batch, a slot the place of one token in a head. Every slot remembers
 the position of its token; an empty one carries `EMPTY`, which no query ever sees. The caches of
-layers that nothing is evicted from are transformers' own (`UntouchedLayer`). There is no rollback
-(`crop`), offloading or gradient.
+layers without eviction are transformers' own (`UntouchedLayer`). No crop, offloading, gradient.
 """
 
 from __future__ import annotations

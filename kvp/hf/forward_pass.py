@@ -53,8 +53,7 @@ def prepare_pass(
 ) -> ForwardPass:
     """Change the arguments of a forward pass, in place, so that it uses an evicting cache.
 
-    `parameters` are the names that the model's `forward` takes. Raises UsageError for arguments
-    that `evicting` refuses.
+    `parameters` are those of the model's `forward`. UsageError for arguments `evicting` refuses.
     """
     input_ids = kwargs["input_ids"]
     batch, tokens = batch_shape(input_ids)

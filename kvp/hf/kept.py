@@ -22,8 +22,7 @@ class Kept:
 
     After `generate` it is the answer's cache. Shapes: B entries of the batch (each beam is one), L
     layers that tokens are evicted from, H KV heads. Numbers follow the cache while it grows and
-    shrinks, answers included; nothing is copied. All raise UsageError before the first call, and
-    after one that was interrupted.
+    shrinks, answers included; nothing is copied. UsageError before a call and after a broken one.
     """
 
     def __init__(self, cache: EvictingCache | None = None, budget: Budget | None = None) -> None:

@@ -2,8 +2,7 @@
 
 The one path from a model to scores: collection, eviction, evaluation and calibration run a prompt
 to a `Prefill` and iterate over `Prefill.views`. Views hold no padding: `split_batch` splits a
-padded batch. Hidden states are reduced to statistics the moment they pass, unless a scorer reads
-those of every token (KVzap).
+padded batch. Hidden states become statistics as they pass, unless a scorer reads all (KVzap).
 
 Before a prompt is answered, its last token is fed again (`fed_again`), so that its logits come
 from the evicted cache. Scorers still see it, above all its query: views hold every token of the

@@ -133,8 +133,7 @@ def shrink_again(
     """Shrink `cache` in place to `budgets`, tokens per KV head of each batch entry.
 
     Each entry's views have its `prompt_tokens`, and the queries of the latest tokens, which
-    `cache.recorder` holds. `rule` has passed `check_repeatable`. Raises UsageError as
-    `kvp.ranking.Selection.tokens`.
+    `cache.recorder` holds. `rule` has passed `check_repeatable`. Errors: `Selection.tokens`.
     """
     queries = () if cache.recorder is None else cache.recorder.queries
     stored = [(index, *layer.slots, layer.positions) for index, layer in cache.stored.items()]

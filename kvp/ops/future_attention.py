@@ -64,8 +64,7 @@ def max_future_attention(
 ) -> Tensor:
     """The largest attention that any future query pays: max_j weight_j max_g softmax_i(q_gj . k_i).
 
-    Not the paper's (docs/decisions.md#default-label). All else as `future_attention`; values lie in
-    [0, 1], times the weights.
+    Not the paper's (docs/decisions.md#default-label). All else as `future_attention`.
     """
     return future_attention(queries, keys, prefix_length, stop, weights, "max")
 

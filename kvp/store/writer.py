@@ -1,8 +1,7 @@
 """Writing a trace store: whole sequences, each visible only when all of it is on disk.
 
 One process writes, or several workers do, each its own sequences. Kill a writer at any moment and a
-new one continues: committed sequences stay, everything else is written again. `trace_collect`
-decides what is collected.
+new one continues: committed sequences stay, everything else is written again.
 """
 
 from __future__ import annotations

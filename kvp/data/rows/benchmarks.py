@@ -70,9 +70,8 @@ def benchmark_source(
 def rows_of(data: str, name: str) -> Iterator[Row]:
     """Rows of the data set of a name.
 
-    Of a folder the files of that name are read, of a hub data set without configuration the
-    configuration. A row belongs to what its column `dataset` says, without it to what the file or
-    the configuration is called.
+    Of a folder the files of that name are read, of a hub data set without configuration that
+    configuration. A row's column `dataset` counts before the name of its file or configuration.
     """
     path = Path(data)
     if path.is_dir():

@@ -252,8 +252,7 @@ _EXTREMES = {
 def math_find(inputs: synthetic.SampleInputs) -> ContextMaker:
     """A list of numbers and which of them is largest, smallest or the median.
 
-    The amount is the numbers above seven, an odd count of them in all. A number may occur twice:
-    only the median counts it twice.
+    Seven numbers or more, an odd count. One may occur twice: only the median counts it twice.
     """
     rng = inputs.rng("range")
     low = rng.randrange(1000, 5000)
