@@ -25,10 +25,10 @@ class CompressConfig(ModelConfig, DeviceConfig):
     method: str | None = None
     """Method that chooses tokens where there is no policy, or METHOD+ALLOCATOR."""
     budget: str = "12.5%"
-    """Tokens kept per KV head on average, protected ones included; `%` is of the tokens in the
-    cache. Rounded up to a multiple of 32, the same number in every head without an allocator; 4
-    first and 16 last tokens are protected. For questions not known in advance: POLICY+global and
-    25%, or 50% with equal counts."""
+    """Tokens kept per KV head on average, protected ones included; `%` is of the cached tokens.
+    Rounded up to a multiple of 32, the same number in every head without an allocator; 4 first and
+    16 last tokens are protected. For questions not known in advance: POLICY+global and 25%, or 50%
+    with equal counts."""
     gguf: str | None = None
     """GGUF file of a model. A slot file for a llama-server that runs it is written beside each
     context; without --model this file also computes the context. Every head keeps equally many."""

@@ -172,7 +172,7 @@ class EvalConfig(SharedConfig, groups.RunConfig, groups.WorkersConfig, groups.Dr
     """Allocators, comma separated, for every method that names none."""
     budgets: str = "6%,9%,12.5%,19%,25%,37.5%,50%"
     """Tokens kept per KV head on average, comma separated, protected ones included; `%` is of the
-    tokens in the cache."""
+    cached tokens."""
     protocols: str = ",".join(PROTOCOLS)
     """Whether compression sees the question."""
     prompts: groups.Positive = 100

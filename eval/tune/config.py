@@ -24,7 +24,7 @@ class TuneConfig(SharedConfig, RunConfig):
     whose best number is then at an end of what was tried goes on beyond it, with up to as many."""
     budgets: str = "6%,12.5%,25%,50%"
     """Tokens kept per KV head on average, comma separated, protected ones included; `%` is of the
-    tokens in the cache."""
+    cached tokens."""
     protocols: str = EvalConfig.protocols
     """Whether compression sees the question."""
     prompts: Positive = 20
