@@ -46,8 +46,7 @@ class PromptConfig(groups.DataConfig):
     continuation_tokens: groups.Positive = 128
     """Tokens of running text whose likelihood the task `text` measures."""
     depths: str | None = None
-    """Depths of the needle for `niah_heatmap`: percent of the haystack before it, comma separated
-    (default 0,25,50,75,100)."""
+    """Depths of the needle for `niah_heatmap`, % of the haystack (default 0,25,50,75,100)."""
     lengths: str | None = None
     """Prompt tokens for `niah_heatmap`, comma separated, at most `length` (default a quarter, a
     half, three quarters and all of it)."""

@@ -18,7 +18,7 @@ from eval.methods import Method, NamedOrMade, build_methods
 from eval.prompts import Prompt, load_prompts
 from eval.record_fields import make_record
 from eval.results.record_names import QUERY_AGNOSTIC, ROWS
-from eval.results.records import group_by
+from eval.results.records import Key, group_by
 from eval.results.shapes import CHECKS
 from eval.results.tuned_settings import TunedSettings
 from kvp.artifacts.files import raising_as
@@ -75,14 +75,13 @@ def prepare(
     Notes on budgets are only made where they are not `default_budgets`.
     """
     expand_tasks(config.task_list)
-    tuning = check_tuning(config, dict.fromkeys(one.tuned for one in methods if one.tuned))
+    tuning = check_tuning(config, dict.fromkeys(it.tuned for it in methods if it.tuned))
     geometry, tokenizer, positions = read_model(config, methods, loaded)
     settings = TaskSettings.of(config, count=config.prompts)
     prompts, notes = load_prompts(settings, tokenizer, positions)
     work, small = _plan_work(config, methods, prompts)
     _check_records(config, prompts, work)
-    if config.budgets == default_budgets:  # nobody named them
-        small = []
+    small = [] if config.budgets == default_budgets else small  # nobody named them
     notes = list(dict.fromkeys([*notes, *tuning, *small]))
     return PreparedRun(geometry=geometry, methods=methods, prompts=prompts, work=work, notes=notes)
 
@@ -117,12 +116,14 @@ def _check_records(
     """Raise UsageError on what rows cannot hold, such as a name, and on a name of two prompts."""
     kept = torch.empty(1, 1, 0, dtype=torch.int64)  # nothing, in a single head
     with raising_as("a run", UsageError, "cannot be recorded"):
-        for one in {(one.prompt.task, one.protocol): one for one in work}.values():
-            tokens = one.prompt.cached_tokens(one.protocol)
-            for method in one.methods:
-                row = make_record(config, one.prompt, one.protocol, method, kept, tokens)
+        one_of_each = {(it.prompt.task, it.protocol): it for it in work}
+        for prompt, protocol, methods in one_of_each.values():
+            tokens = prompt.cached_tokens(protocol)
+            for method in methods:
+                row = make_record(config, prompt, protocol, method, kept, tokens)
                 CHECKS[ROWS]({**row, "score": 0.0})
-    ((task, name), count), *_ = Counter((one.task, one.sample.id) for one in prompts).most_common()
+    counts = Counter((prompt.task, prompt.sample.id) for prompt in prompts)
+    (task, name), count = counts.most_common(1)[0]
     if count > 1:
         raise UsageError(
             f"--tasks: two samples of the task {task} have the id {name!r}, by which rows are told "
@@ -169,9 +170,9 @@ def _plan_work(
         for protocol in ((QUERY_AGNOSTIC,) if prompt.task == TEXT else config.protocol_list)
     ]
     planned: dict[tuple[str, str], list[Method]] = {}
-    notes: dict[str, list[str]] = {}
-    for (task, protocol), same in group_by(pairs, lambda one: (one[0].task, one[1])).items():
-        at_budgets, small = plan_methods(
+    noted: dict[str, list[str]] = {}  # notes, each with the tasks and protocols that it is about
+    for (task, protocol), same in group_by(pairs, lambda pair: (pair[0].task, pair[1])).items():
+        at_budgets, notes = plan_methods(
             [method for method in methods if method.protocol in (None, protocol)],
             config.budget_list,
             [prompt.cached_tokens(protocol) for prompt, _ in same],
@@ -179,14 +180,17 @@ def _plan_work(
             protected=protected_tokens(config),
         )
         if not at_budgets:
-            raise UsageError("; ".join([f"nothing is left to run on {task} ({protocol})", *small]))
-        by_key = {method.key: method for method in reversed(at_budgets)}  # tuned may equal default
-        planned[task, protocol] = list(reversed(by_key.values()))
-        notes |= {note: [*notes.get(note, ()), f"{task} ({protocol})"] for note in small}
+            raise UsageError("; ".join([f"nothing is left to run on {task} ({protocol})", *notes]))
+        by_key: dict[Key, Method] = {}
+        for method in at_budgets:
+            by_key.setdefault(method.key, method)  # a tuned method may equal its default
+        planned[task, protocol] = list(by_key.values())
+        for note in notes:
+            noted.setdefault(note, []).append(f"{task} ({protocol})")
     work = [Evaluation(prompt, name, planned[prompt.task, name]) for prompt, name in pairs]
     return work, [
         note if len(where) == len(planned) else f"{', '.join(where)}: {note}"
-        for note, where in notes.items()
+        for note, where in noted.items()
     ]
 
 

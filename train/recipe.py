@@ -72,10 +72,9 @@ class ObjectiveSettings(Group):
     """Objective."""
 
     objective: str = "listwise"
-    """Loss: listwise (cross-entropy on shares), rloo (sampled rankings, baselines
-    within a context), rloo_batch (baselines over the step), exact (the expected reward in closed
-    form), regress (squared error of the log label), soft_rank (a differentiable sort), or
-    package.module:function."""
+    """Loss: listwise (cross-entropy on shares), rloo (sampled rankings, baselines of a context),
+    rloo_batch (baselines of the step), exact (expected reward in closed form), regress (squared
+    error of the log label), soft_rank (a differentiable sort), or package.module:function."""
     label: str = "max_reply_attention"
     """Importance of a token: future_attention (the sum over all future queries),
     max_future_attention (the largest of any future query), max_reply_attention (the same, queries
@@ -141,8 +140,7 @@ class Recipe(RecipeSettings):
     """All that decides the weights, given training data and seed; its own fields have no flags."""
 
     architecture: Literal["fourier", "paper"] = "fourier"
-    """Ranker architecture (`policies.ranker`): fourier (positions as features) or paper (a table
-    of positions)."""
+    """Ranker (`policies.ranker`): fourier (positions as features), paper (a table of them)."""
     uniform_points: int = 16
     """Evenly spaced compression points per sequence for compress_uniform; 0 = every position."""
     final_lr: float = 1e-6

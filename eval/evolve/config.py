@@ -20,8 +20,7 @@ class EvolveConfig(SharedConfig, MemoryConfig, RunConfig):
     out: str
     """What is written. A folder for budgets.json: new, empty, or of the same search, to resume."""
     scorer: str = "snapkv"
-    """Method that ranks the tokens: `name`, `name:preset`, `name(option=value)`, or `kvp` with
-    --policies."""
+    """What ranks the tokens: `name`, `name:preset`, `name(option=value)` or `kvp` (--policies)."""
     budget: str = "12.5%"
     """Tokens kept per KV head on average, protected ones included; `%` is of the cached tokens."""
     protocol: Protocol = QUERY_AWARE
