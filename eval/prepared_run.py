@@ -155,8 +155,9 @@ def check_tuning(config: EvalConfig, tuned: Iterable[TunedSettings]) -> list[str
             tuned_with = settings.data.get(name, ours)
             if name not in ("split", "seed", "metric", *INPUT_FLAGS) and tuned_with != ours:
                 notes.append(f"{label}: chosen with --{name} {tuned_with}, this run has {ours}")
-        notes += [f"{label}: {one.chosen.label} ignores --protection" for one in settings.methods
-                  if one.chosen.protected not in PROTECTIONS[config.protection]]  # fmt: skip
+        for chosen in (entry.chosen for entry in settings.methods):
+            if chosen.protected not in PROTECTIONS[config.protection]:
+                notes.append(f"{label}: {chosen.label} ignores --protection")
     return notes
 
 

@@ -116,7 +116,7 @@ def load_prompts(
         )
     if not prompts:
         raise UsageError("; ".join(notes))
-    forced = [len(one.encoded.ids) + len(one.reply) for one in prompts if one.teacher_forced]
+    forced = [len(it.encoded.ids) + len(it.reply) for it in prompts if it.teacher_forced]
     if positions is not None and max(forced, default=0) > positions:
         raise UsageError(
             f"--length {settings.length}: a prompt with its given reply has {max(forced)} tokens, "

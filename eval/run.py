@@ -211,7 +211,7 @@ def _close(output: OutputFolder, rows: RecordFile) -> Results:
 
 def planned_rows(prepared: PreparedRun) -> list[dict[str, Any]]:
     """`planned` of the manifest, task by task (`write_manifest` joins those of equal settings)."""
-    by_task = group_by(prepared.work, lambda one: (one.prompt.task, one.protocol))
+    by_task = group_by(prepared.work, lambda it: (it.prompt.task, it.protocol))
     return [
         {"protocol": protocol, "prompts": {task: len(same)}, "settings": settings}
         for (task, protocol), same in by_task.items()
@@ -238,10 +238,10 @@ def measure_dry_run(runner: Runner, prepared: PreparedRun) -> list[Record]:
 
 def measure_times(runner: Runner, prepared: PreparedRun, prompts: int, file: Path) -> None:
     """The timing pass, on the first `prompts` prompts of one kind, generated answers preferred."""
-    generated = [one for one in prepared.work if not one.prompt.teacher_forced]
+    generated = [evaluation for evaluation in prepared.work if not evaluation.prompt.teacher_forced]
     prompt, protocol, methods = (generated or prepared.work)[0]
     alike = [other for other in prepared.prompts if other.teacher_forced == prompt.teacher_forced]
-    bare = {one.at(one.budget, one.protection, False) for one in methods if one.protected}
+    bare = {it.at(it.budget, it.protection, False) for it in methods if it.protected}
     once = [method for method in methods if method not in bare]  # protection costs nothing
     merge_records(file, timing_records(runner, alike[:prompts], protocol, once), TIMING_KEY)
 

@@ -200,11 +200,11 @@ def select_for_methods(
     """Select the tokens of every method; methods with the same scorer share its scores."""
     tokens = start.tokens
     shrinking = [method for method in methods if method.shrinks(tokens)]
-    yield from ((one, all_tokens(start)) for one in methods if not one.shrinks(tokens))
+    yield from ((method, all_tokens(start)) for method in methods if not method.shrinks(tokens))
     for same in group_by(shrinking, lambda method: method.scorer_key).values():
         scorer = same[0].scorer
         assert scorer is not None, "the full cache keeps everything"
-        choices = [Choice(one.tokens(tokens), one.protection, one.allocator_object) for one in same]
+        choices = [Choice(it.tokens(tokens), it.protection, it.allocator_object) for it in same]
         views = partial(start.views, needs_of(scorer), future=future)
         for number, (kept,) in score_and_select(views, scorer, choices):
             yield same[number], kept

@@ -108,7 +108,7 @@ class WorkPieces:
         """The prompts of a piece with the methods that have no record yet."""
         left: list[Evaluation] = []
         for prompt, protocol, planned in piece:
-            keys = [key_of(identify(self._config, prompt, protocol, one)) for one in planned]
+            keys = [key_of(identify(self._config, prompt, protocol, method)) for method in planned]
             pairs = zip(planned, keys, strict=True)
             if methods := [method for method, key in pairs if key not in self._file.values]:
                 left.append(Evaluation(prompt, protocol, methods))
@@ -121,7 +121,7 @@ class WorkPieces:
     def do(self, runner: Runner, piece: Iterable[Evaluation]) -> Iterator[str]:
         """Evaluate what a piece lacks; yields each prompt's task and protocol as it is written."""
         for group in by_prefill(self.missing(piece)):
-            prompts, protocol = [one.prompt for one in group], group[0].protocol
+            prompts, protocol = [evaluation.prompt for evaluation in group], group[0].protocol
             together = evaluate_together(runner, prompts, protocol, group[0].methods)
             for prompt, records in zip(prompts, together, strict=True):
                 self._file.append(records)

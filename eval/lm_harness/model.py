@@ -112,7 +112,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         continuation is empty or longer than the model.
         """
         asked = [(request.args[0], request) for request in requests if request.args[0]]
-        self._after = {text: self._tokens_after(one, text.rstrip()) for text, one in asked}
+        self._after = {text: self._tokens_after(request, text.rstrip()) for text, request in asked}
         return list(super().loglikelihood(requests, disable_tqdm=disable_tqdm))
 
     def loglikelihood_rolling(

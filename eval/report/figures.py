@@ -138,7 +138,7 @@ def draw_quality(
     if comparison.kind == "accuracy":
         axes.set_ylim(-3, 103)
     else:
-        means = [cell.interval.mean for (one, _), cell in comparison.cells.items() if one in shown]
+        means = [cell.interval.mean for (it, _), cell in comparison.cells.items() if it in shown]
         axes.set(yscale="log", ylim=(min(means) / 1.15, max(means) * 1.15))
         _log_axis(axes.yaxis)
     places = _places(comparison)
@@ -178,8 +178,8 @@ def _curve(
     points = sorted(
         # A method that sizes the cache itself has one point, at the size that it took.
         (places.get(spec, 100 * cell.share if shares else cell.kept_tokens), *cell.interval.numbers)
-        for (one, spec), cell in comparison.cells.items()
-        if one == setting and spec != FULL
+        for (other, spec), cell in comparison.cells.items()
+        if other == setting and spec != FULL
     )
     if not points:
         return

@@ -26,7 +26,7 @@ def describe_conditions(comparison: Comparison) -> str:
 
 def describe_intervals(comparison: Comparison) -> str:
     """What the intervals cover, for captions."""
-    seeds = {cell.policies for (one, _), cell in comparison.cells.items() if one.method == LEARNED}
+    seeds = {cell.policies for (it, _), cell in comparison.cells.items() if it.method == LEARNED}
     policies = " and policy seeds" if max(seeds, default=0) > 1 else ""
     alone = "; of one policy seed: what another would change is not in it" if 1 in seeds else ""
     half = " (half a prompt more at 0 and at 100 %)" if comparison.kind == "accuracy" else ""
@@ -35,6 +35,6 @@ def describe_intervals(comparison: Comparison) -> str:
 
 def describe_left_out(comparison: Comparison) -> str:
     """Methods without numbers over all prompts, for captions; empty if there are none."""
-    partial = [one.family for one in comparison.choices if one not in comparison.settings]
+    partial = [it.family for it in comparison.choices if it not in comparison.settings]
     lacking = f"; without {', '.join(partial)}, which answered only some of the prompts"
     return lacking if partial else ""

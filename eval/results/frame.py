@@ -34,9 +34,9 @@ def closing_text(comparisons: Sequence[Comparison], width: int = 100) -> str:
         if comparison.cells:
             lines.append(short_table(comparison, interval=True).to_string(line_width=width))
     lines += dict.fromkeys(map(describe_intervals, comparisons))
-    if any(one.protects for one in comparisons) and not any(KEPT in line for line in lines):
+    if any(it.protects for it in comparisons) and not any(KEPT in line for line in lines):
         lines.append(KEPT)
-    if any(setting.self_sized for one in comparisons for setting in one.settings):
+    if any(setting.self_sized for comparison in comparisons for setting in comparison.settings):
         lines.append("own @: the size that the method chose, as a share of the cache")
     return "\n".join(lines)
 

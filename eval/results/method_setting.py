@@ -127,11 +127,11 @@ def group_policies(records: Iterable[Mapping[str, Any]]) -> dict[str | None, str
     """
     seeds = {row["policy"]: row["policy_seed"] for row in records if row["policy"] is not None}
     end = r"[-_. ]*(seed|s)?[-_. ]*(?<!\d)(?<!\d\.)%d\Z"
-    names = {one: one if n is None else re.sub(end % n, "", one) for one, n in seeds.items()}
-    for name, same in group_by(seeds, names.__getitem__).items():
-        alone = len(same) == 1 and same[0].removeprefix(name).isdigit()
-        if alone or len({seeds[label] for label in same} - {None}) < len(same):
-            names.update(zip(same, same, strict=True))
+    names = {it: it if seed is None else re.sub(end % seed, "", it) for it, seed in seeds.items()}
+    for name, labels in group_by(seeds, names.__getitem__).items():
+        lone_number = len(labels) == 1 and labels[0].removeprefix(name).isdigit()
+        if lone_number or len({seeds[label] for label in labels} - {None}) < len(labels):
+            names.update(zip(labels, labels, strict=True))
     if len(set(names.values())) <= 1:
         names = dict.fromkeys(names, "")
     return {None: "", **names}
@@ -139,7 +139,7 @@ def group_policies(records: Iterable[Mapping[str, Any]]) -> dict[str | None, str
 
 def sort_families(settings: Iterable[MethodSetting]) -> dict[str, str]:
     """Method by family: full cache, oracle, policies, then the others in the given order."""
-    first, methods = (FULL, ORACLE, LEARNED), {one.family: one.method for one in settings}
+    first, methods = (FULL, ORACLE, LEARNED), {it.family: it.method for it in settings}
     return dict(sorted(methods.items(), key=lambda item: (*first, item[1]).index(item[1])))
 
 

@@ -22,11 +22,11 @@ def choose_settings(
     chosen: dict[MethodSetting, str] = {}
     families = group_by(settings, lambda setting: setting.family).values()
     policies = [setting for family in families for setting in family if setting.method == LEARNED]
-    first = min(policies, key=lambda one: one.distance_from_default(False), default=None)
+    first = min(policies, key=lambda setting: setting.distance_from_default(False), default=None)
     protected = first is None or first.protected
     for family in families:
-        best, how = min(family, key=lambda one: one.distance_from_default(protected)), ""
-        found = [(one, *run) for run in tuned for one in family if run[0].chose(one)]
+        best, how = min(family, key=lambda setting: setting.distance_from_default(protected)), ""
+        found = [(setting, *run) for run in tuned for setting in family if run[0].chose(setting)]
         if found:
             best, entry, split = max(found, key=lambda choice: choice[1].chosen.score)
             how = f", chosen on {split} ({entry.tried} settings)" if entry.tried > 1 else ""

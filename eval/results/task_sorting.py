@@ -63,7 +63,7 @@ def sort_tasks(kind: Kind, records: Iterable[ResultsRow]) -> SortedTasks:
         least = next(iter(budget_axis(controls)), None)
         few = [record for record in controls if record["budget_spec"] in (None, least)]
         cells = make_estimates(kind, few, defaultdict(str))
-        nulls = {one.label: cell for (one, spec), cell in cells.items() if spec == least}
+        nulls = {null.label: cell for (null, spec), cell in cells.items() if spec == least}
         if (full := full_of(cells)) is None:
             continue
         whole, graded = full.interval.mean, any(record.get("metric") in GRADED for record in few)

@@ -42,8 +42,8 @@ class ScoredSetting:
     @property
     def label(self) -> str:
         """The setting in one word, `+p` where first and last tokens are always kept."""
-        one = MethodSetting(method=self.scorer, allocator=self.allocator, protected=self.protected)
-        return one.label
+        method, allocator = self.scorer, self.allocator
+        return MethodSetting(method=method, allocator=allocator, protected=self.protected).label
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,8 @@ class TunedMethod:
 
     def chose(self, setting: MethodSetting) -> bool:
         """Whether `setting`, that of a report, is the chosen one."""
-        one = self.chosen
-        ours = self.method, one.variant, one.allocator_name or one.allocator, one.protected
+        chosen, allocator = self.chosen, self.chosen.allocator_name or self.chosen.allocator
+        ours = self.method, chosen.variant, allocator, chosen.protected
         return ours == (setting.method, setting.variant, setting.allocator, setting.protected)
 
 

@@ -187,18 +187,16 @@ def next_candidates(search: Search, count: int) -> list[Method]:
     ranked = sorted(trials, key=lambda setting: -trials[setting].score)  # of equal ones the first
     best, *others = ranked
     kind = type(best.allocator_object)
-    same_kind = [setting for setting in ranked if type(setting.allocator_object) is kind]
+    peers = [setting for setting in ranked if type(setting.allocator_object) is kind]
     steps: Iterable[Iterable[Method | None]]
     if len(trials) < count:
         grids = space.grids(best)
-        having = [
-            same_kind if it.part == "allocator_object" and it.name else ranked for it in grids
-        ]
+        having = [peers if it.part == "allocator_object" and it.name else ranked for it in grids]
         values = map(partial(_untried_values, space), having, grids)
         near = (_neighbours(space, best), _halfway(space, best))
         steps = chain(values, near, (_neighbours(space, other) for other in others))
     else:
-        steps, count = (_beyond(space, same_kind),), 2 * count
+        steps, count = (_beyond(space, peers),), 2 * count
     for step in steps:
         if new := [it for it in dict.fromkeys(step) if it is not None and it not in trials]:
             return new[: count - len(trials)]
