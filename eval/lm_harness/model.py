@@ -1,7 +1,8 @@
 """The harness's model class `kvp`: its HFLM, with the cache of every context compressed.
 
 Prompts, truncation, stop sequences and scores are the harness's own; what is replaced is how a
-context is read: it is prefilled and compressed once, and the rest is fed.
+context is read: it is prefilled and compressed once, and the rest fed. Without eviction the numbers
+are those of HFLM.
 """
 
 import inspect

@@ -102,8 +102,8 @@ def render(data: PageData) -> str:
     every_number = pandas.concat([pandas.DataFrame(), *data.numbers], ignore_index=True)
     measures = [(comparison.measure.title, comparison) for comparison in shown]
     reading = [
-        *(f"{title.capitalize()}: {describe_conditions(numbers)}." for title, numbers in measures),
-        *(f"Intervals, {title}: {describe_intervals(numbers)}." for title, numbers in measures),
+        *(f"{title.capitalize()}: {describe_conditions(it)}." for title, it in measures),
+        *(f"Intervals, {title}: {describe_intervals(it)}." for title, it in measures),
         *_READING,
     ]
     return environment.get_template("page.html").render(

@@ -82,7 +82,7 @@ TestedGaps = tuple[Mapping[CellKey, Interval], set[CellKey]]
 def _task_rows(
     comparison: Comparison, task: str, cells: Cells, apart: bool, lead: TestedGaps = ({}, set())
 ) -> list[dict[str, object]]:
-    """Rows of a task, or of all usable ones; `lead`: `minus_lead`, none for single tasks."""
+    """Rows of one task, or of all usable ones, which alone have differences to the `lead`."""
     full = None if apart or comparison.unfinished else full_of(cells)
     mean = full.interval.mean if full else 0.0
     keys = [key for setting in comparison.settings for key in cells if key[0] == setting]
