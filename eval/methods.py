@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from inspect import signature
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -17,23 +15,17 @@ from eval.results.method_setting import MethodSetting
 from eval.results.record_names import DEFAULT_VARIANT, SELF_SIZED
 from eval.results.records import SETTING_FIELDS, Key, key_of
 from eval.results.tuned_settings import TunedSettings, load_settings
-from kvp.artifacts.files import digest_json
-from kvp.artifacts.manifest import own_code, sha256_file
 from kvp.budgets import Budget
-from kvp.data.tasks import expand_tasks, find_task
 from kvp.errors import UsageError
 from kvp.names import ALL_NULLS, FULL, LEARNED, NULLS, TUNED, UNIFORM, check_methods
-from kvp.own_packages import NAMES
-from kvp.plugins import OptionalParts, user_errors
+from kvp.plugins import identity_of, user_errors
 from kvp.ranking import UNPROTECTED, Allocator, AllocatorParts, Protection, kept_tokens
 from kvp.scoring import Scorer
 from kvp.specification import Specification, split_method
 from policies import load_policy, make_allocator, make_scorer
-from policies.base import Component
 from policies.controls import Random
 from policies.learned import LearnedScorer
 from policies.registry import ALLOCATORS, SCORERS, make_method
-from policies.sources import INDEX
 
 ComponentT = TypeVar("ComponentT")
 
@@ -177,7 +169,7 @@ def build_methods(
 def refuse_namesakes(methods: Iterable[Method]) -> None:
     """Raise UsageError where two scorers or two allocators that differ share a name.
 
-    Those written alike are the same, and objects of one class that are equal (`_identity_of`).
+    Those written alike are the same, and objects of one class that are equal (`identity_of`).
     """
     named: dict[object, Side[Any]] = {}
     for method in methods:
@@ -191,7 +183,7 @@ def refuse_namesakes(methods: Iterable[Method]) -> None:
                 continue
             called, hint = f"called {component.name!r}", "pass the same object twice"
             with user_errors(component, f"--methods: comparing two {called} ({hint})"):
-                ours, theirs = _identity_of(component), _identity_of(earlier.component)
+                ours, theirs = identity_of(component), identity_of(earlier.component)
                 alike = type(component) is type(earlier.component) and bool(ours == theirs)
             if not alike:
                 what = written.text if written else type(component).__name__
@@ -199,12 +191,6 @@ def refuse_namesakes(methods: Iterable[Method]) -> None:
                     f"--methods: {what} and another are both {called}: give each a name of its own "
                     f"(policies.base.BaseScorer puts options into it), or {hint}"
                 )
-
-
-def _identity_of(component: object) -> object:
-    """What tells objects of a class apart: digest and options, or without digest themselves."""
-    digest = OptionalParts(component).digest
-    return component if digest is None else (digest, _options_of(component))
 
 
 def _expand_scorer(scorer: str | Scorer, policies: Sequence[str], seed: int) -> list[Method]:
@@ -300,39 +286,3 @@ def policies_of(methods: Iterable[Method]) -> dict[str, LearnedScorer]:
     """The policies that methods rank with, by label."""
     scorers = {method.policy: method.scorer for method in methods if method.policy}
     return {name: scorer for name, scorer in scorers.items() if isinstance(scorer, LearnedScorer)}
-
-
-def file_digests(
-    policies: Sequence[str], methods: Sequence[Method], tasks: Sequence[str] = ()
-) -> dict[str, str]:
-    """Digests of the files that results come from: policies by label, else by scorer or allocator.
-
-    A scorer or an allocator that is made from a file has the file's digest as `digest`. The code of
-    a user's own scorers, allocators and tasks goes by the name of its module, what their objects
-    were made with by `options of NAME`.
-    """
-    sources, loaded = policy_sources(policies).items(), policies_of(methods).items()
-    digests = {label: sha256_file(source.folder / INDEX) for label, source in sources}
-    digests |= {label: scorer.digest for label, scorer in loaded if scorer.digest}
-    components: list[Any] = []
-    for method in methods:
-        sides = method.scorer, method.allocator_object
-        components += [side for side in sides if side is not None]
-    for component in (*components, *map(find_task, expand_tasks(tasks))):
-        if not isinstance(component, LearnedScorer) and (digest := OptionalParts(component).digest):
-            digests[component.name] = digest
-        module = type(component).__module__
-        digests |= own_code([module])
-        named = isinstance(component, Component) or module.split(".")[0] in ("kvp", *NAMES)
-        if not named and (options := _options_of(component)):
-            digests[f"options of {component.name}"] = digest_json(options)
-    return digests
-
-
-def _options_of(component: object) -> dict[str, str]:
-    """Arguments that an object was made with, where it keeps them: text of what JSON can hold."""
-    made_with = signature(type(component)).parameters
-    attributes = getattr(component, "__dict__", {}).items()
-    kept = {name.removeprefix("_"): value for name, value in attributes}
-    text = partial(json.dumps, default=lambda value: type(value).__name__, skipkeys=True)
-    return {name: text(kept[name]) for name in made_with if name in kept}

@@ -6,10 +6,10 @@ resumes or extends it (more prompts, tasks, methods, budgets, protocols, policie
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from eval.config import EvalConfig
+from eval.digests import input_digests
 from eval.results.folder import FORMAT
 from eval.results.record_names import MANIFEST
 from eval.results.records import RECORDS
@@ -17,8 +17,7 @@ from eval.results.tuned_settings import TunedSettings
 from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.artifacts.files import digest_json
-from kvp.artifacts.manifest import run_manifest, sha256_input, shown_text, write_sealed_json
-from kvp.data.task import INPUT_FLAGS
+from kvp.artifacts.manifest import run_manifest, shown_text, write_sealed_json
 from kvp.errors import ResultsError
 
 RESULTS = FolderKind(
@@ -53,13 +52,6 @@ def _check_digests(folder: OutputFolder, digests: Mapping[str, str]) -> None:
                 f"--out {folder.path} holds results of another policy or file called {label!r}; "
                 "choose another --out, or for a policy label=DIR"
             )
-
-
-def input_digests(config: object) -> dict[str, str]:
-    """SHA-256 of every file or folder that a configuration reads prompts from, by flag."""
-    values = {flag: getattr(config, flag, None) for flag in INPUT_FLAGS}
-    paths = {flag: Path(value) for flag, value in values.items() if value}
-    return {flag: sha256_input(path) for flag, path in paths.items() if path.exists()}
 
 
 def write_manifest(

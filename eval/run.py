@@ -19,8 +19,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
-from eval.methods import Method, file_digests, make_objects, policies_of, spell
-from eval.output_folder import input_digests, open_folder, write_manifest
+from eval.digests import file_digests, input_digests
+from eval.methods import Method, make_objects, policies_of, spell
+from eval.output_folder import open_folder, write_manifest
 from eval.policy_arguments import find_trained_tasks
 from eval.prepared_run import LoadedModel, PreparedRun, build_run_methods, prepare
 from eval.results.comparison import compare_all

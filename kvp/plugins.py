@@ -5,6 +5,7 @@ Whatever goes wrong inside foreign code, an exit included, becomes one line that
 """
 
 import importlib
+import json
 import os
 import re
 import sys
@@ -12,8 +13,9 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
-from inspect import getattr_static
+from inspect import getattr_static, signature
 from typing import Any
 
 from kvp.errors import KvpError, UsageError, did_you_mean, name_meant, reason_of
@@ -113,6 +115,21 @@ class OptionalParts:
             return getattr(component, name, default)
         with user_errors(component, f"{type(component).__name__}.{name}"):
             return getattr(component, name)
+
+
+def options_of(component: object) -> dict[str, str]:
+    """Arguments that an object was made with, where it keeps them: text of what JSON can hold."""
+    made_with = signature(type(component)).parameters
+    attributes = getattr(component, "__dict__", {}).items()
+    kept = {name.removeprefix("_"): value for name, value in attributes}
+    text = partial(json.dumps, default=lambda value: type(value).__name__, skipkeys=True)
+    return {name: text(kept[name]) for name in made_with if name in kept}
+
+
+def identity_of(component: object) -> object:
+    """What tells objects of a class apart: digest and options, or without digest themselves."""
+    digest = OptionalParts(component).digest
+    return component if digest is None else (digest, options_of(component))
 
 
 def require(what: str, extra: str, *packages: str, error: type[KvpError] = UsageError) -> None:

@@ -218,7 +218,7 @@ class WholeBlocks:
     """Another allocator's counts in whole blocks of `size` tokens, as an engine's memory has them.
 
     Their sum is the other's to the nearest block, halves to an even number of blocks: largest
-    remainders, ties to the first head. A head has the blocks of the floor at least, and none that
+    remainders, ties to the first head. A head has at least the blocks of the floor, and none that
     the context would not fill.
     """
 

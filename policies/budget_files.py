@@ -1,7 +1,6 @@
 """Budget files: tokens per layer, as `kvp evolve` writes them (docs/formats.md).
 
-A file names the model it was made for but is refused only for another number of layers or KV heads:
-fine-tuned models may use it.
+A file names its model, but is refused only for another number of layers or KV heads (fine-tuning).
 """
 
 from collections.abc import Mapping

@@ -19,10 +19,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
+from eval.digests import file_digests, input_digests
 from eval.evolve import search as evolution
 from eval.evolve.config import EvolveConfig
-from eval.methods import Method, file_digests
-from eval.output_folder import input_digests
+from eval.methods import Method
 from eval.prepared_run import build_run_methods, protected_tokens, read_model
 from eval.prompts import Prompt, describe_prompts, load_prompts
 from eval.results.sealing import describe_changes, seal

@@ -6,8 +6,7 @@ In a group of n layers CMA-ES samples x in [0, 1]^n, which gives k = c reach^(x 
 other layers stay at the best weights so far. With `project` the whole scheme is rescaled to the
 exact total (largest remainders) before it is evaluated, so that budget also moves between groups;
 with `soft` k itself is evaluated, and only the fitness limits the size. Equal schemes are evaluated
-once. Differences to the paper: projection by default, and ceil(L / n) groups as in its algorithm
-(its text says floor).
+once. Differences to the paper: projection by default, and ceil(L / n) groups (its text: floor).
 
 A resumed search draws the same candidates from the same seed and takes their scores from its
 journal, search.jsonl, which has one JSON line per generation; nothing is unpickled.

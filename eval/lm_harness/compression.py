@@ -2,7 +2,8 @@
 
 import json
 
-from eval.methods import Method, build_methods, file_digests
+from eval.digests import file_digests
+from eval.methods import Method, build_methods
 from eval.results.record_names import QUERY_AGNOSTIC, QUERY_AWARE
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import KvpError, UsageError
@@ -21,11 +22,9 @@ def parse_compression(
     protection: str = "on", sinks: int = 4, recents: int = 16, question: str = "inside",
     seed: int = 0,
 ) -> tuple[Method, str, str]:  # fmt: skip
-    """The method at its budget, `question`, and JSON of all that decides about an answer besides
-    the request.
+    """The method at its budget, `question`, and JSON of what else decides about an answer.
 
-    docs/lm_eval.md has the parameters. Raises UsageError on anything unknown, missing or ambiguous,
-    PolicyError on a damaged policy.
+    Parameters: docs/lm_eval.md. UsageError on anything unfit, PolicyError on a damaged policy.
     """
     for name, value, known in (
         ("question", question, tuple(QUESTIONS)),

@@ -13,7 +13,8 @@ from shlex import quote
 import pandas
 
 from eval.config import EvalConfig
-from eval.methods import Method, file_digests, foreign_names, refuse_namesakes, with_allocator
+from eval.digests import file_digests
+from eval.methods import Method, foreign_names, refuse_namesakes, with_allocator
 from eval.output_folder import open_folder, write_manifest
 from eval.prepared_run import PreparedRun, prepare, protected_tokens, too_small
 from eval.prompts import describe_prompts

@@ -77,8 +77,7 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
 
     Raises UsageError for messages and texts that are none (`kvp.messages`), a chat that does not
     end with user and assistant, and where there is no token; ModelError where the chat template
-    refuses the turns or drops, repeats or reorders them, and ChangedTextError where it writes
-    anything else than what they say.
+    refuses the turns or drops, repeats or reorders them, ChangedTextError where it writes others.
     """
     if sample.token_ids:
         return Encoded(
@@ -264,8 +263,7 @@ def evidence_tokens(
     """Tokens of the context that spell a reference as a whole word: indices into `encoded.ids`.
 
     Ascending; empty where no reference occurs, in chats and running text, and where the tokenizer
-    does not say which characters a token stands for. Answers that occur by chance (`yes`, `A`) have
-    evidence that means nothing.
+    does not say which characters a token stands for. For answers such as `yes` it means nothing.
     """
     is_fast = getattr(tokenizer, "is_fast", False)
     if not sample.references or not sample.context.strip() or not is_fast:

@@ -169,8 +169,7 @@ class EvictingCache(Cache):
         """[B, N + T] bool: which columns, of the N seen and the T fed next, hold no padding.
 
         `mask` covers the T columns or all N + T; None means that the T columns have no padding.
-        Raises UsageError for a mask of another shape, and for one that disagrees about the padding
-        in the N columns seen.
+        Raises UsageError for a mask of another shape, or with other padding in the N columns.
         """
         seen, held = self.get_seq_length(), self.ids
         alone, every = (batch, tokens), (batch, seen + tokens)

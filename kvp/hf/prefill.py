@@ -98,8 +98,7 @@ class Prefill:
 
         `future` is per layer [B, H, N] float32 importance, for `needs.future`; tokens that are fed
         again have none (0 in the view). What `whole_prompt_input` names comes from `inputs`.
-        Raises ValueError when fewer queries were recorded than the scorer reads; otherwise as
-        `ScorerInputs.for_needs`.
+        ValueError where fewer queries were recorded than it reads; else `ScorerInputs.for_needs`.
         """
         extras: list[dict[str, Any]] = [{}] * len(self.keys)
         if whole_prompt_input(needs):

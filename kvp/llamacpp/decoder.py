@@ -103,9 +103,7 @@ class Decoder:
 
         `tokens` are the ids of the tokens that were read, of which the last N are the cells'.
         `positions` [L, H, N] int64 are those of the keys. The last `unbroken` cells hold one token
-        in all heads, without a gap.
-
-        Raises UsageError where `needs` has what llama.cpp cannot give.
+        in all heads, without a gap. UsageError where `needs` has what llama.cpp cannot give.
         """
         wanted, others = needs.queries, replace(needs, queries=0, budget=False, layer_group=1)
         if wanted == ALL_QUERIES or others != Needs():

@@ -194,9 +194,8 @@ def bounded(
     up to the length that the model was trained for; then the gaps that evicted tokens have left in
     every head are closed, so that from there on a distance counts the tokens that the head held at
     that time, and all later ones. A prompt that begins as the one before it is read on from there;
-    it is read anew where it diverges before the latest eviction. The cache is
-    empty when the block begins and when it ends; a few tokens are read and evicted before, so that
-    a method that cannot work with this model is refused at once.
+    it is read anew where it diverges before the latest eviction. The cache is empty when the block
+    begins and when it ends; a few tokens are read and evicted before, to refuse an unfit method.
 
     Args:
         llama: the model, whose `n_ctx` is the memory that is used.

@@ -8,8 +8,7 @@ The scheduler's side recognises contexts and tells how many tokens are there alr
 side writes their rows into vLLM's blocks through the attention backend's own writer, which knows
 layout and dtype. Rows of a block that another request has loaded are found by vLLM's prefix cache,
 because placeholders differ between contexts. A request that cannot be answered from the file that
-it names ends in an error, and the server's log says why in one line; nothing of it is looked up in,
-or left in, the prefix cache.
+it names ends in an error, the server's log says why in one line; the prefix cache has none of it.
 
 A request with `kv_transfer_params: {"kvp_compress": BUDGET}` is a context itself: once the engine
 has read it, the worker ranks what its blocks hold, and writes the file. Hooks of vLLM show keys and

@@ -7,9 +7,10 @@ import torch
 import yaml
 
 from eval.config import EvalConfig
+from eval.digests import file_digests
 from eval.method_listing import PLAIN, needs_in_words
 from eval.method_listing import run as print_methods
-from eval.methods import build_methods, file_digests, make_objects, method_of
+from eval.methods import build_methods, make_objects, method_of
 from eval.policy_arguments import policy_sources
 from eval.prepared_run import build_run_methods
 from eval.tune.config import TuneConfig

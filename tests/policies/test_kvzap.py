@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from eval.methods import build_methods, file_digests
+from eval.digests import file_digests
+from eval.methods import build_methods
 from kvp.errors import KvpError
 from kvp.hf import evicting, load_model, prefill_and_evict
 from kvp.hf.model_access import watch_states

@@ -40,9 +40,8 @@ def row_samples(
 
     Rows that cannot be used are skipped and counted in notes; with `settings.needs_reply`, so are
     those without an answer or a reply. Samples are of the task `task`, without it of one that is
-    named as the data; with `dialogues` rows of other forms are left out. Where several questions
-    have one context, the ids of their samples end with its name. Raises UsageError naming `flag`
-    where no row can be used.
+    named as the data; with `dialogues` rows of other forms are left out. Ids of samples that share
+    a context end with its name. Raises UsageError, naming `flag`, where no row can be used.
     """
     documents, tally = read_documents(data, flag, settings)
     of_split = [document for document in documents if settings.split in (document.split, ALL)]
