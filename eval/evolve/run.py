@@ -26,7 +26,7 @@ from eval.methods import Method
 from eval.prepared_run import build_run_methods, protected_tokens, read_model
 from eval.prompts import Prompt, describe_prompts, load_prompts
 from eval.results.sealing import describe_changes, seal
-from eval.results.stats import Floats, paired_difference
+from eval.results.stats import CONFIDENCE, Floats, paired_difference
 from eval.runner import Runner, measure_outcomes
 from eval.work import load_runner
 from kvp.artifacts.claim import OutputFolder
@@ -289,5 +289,5 @@ def print_budgets(budgets: BudgetFile) -> None:
         print(
             f"{held_out['prompts']:d} prompts, held out: uniform {held_out['uniform']:.4f}, "
             f"evolved {held_out['score']:.4f}, difference {held_out['difference']:+.4f} "
-            f"(95 % interval {low:+.4f} to {high:+.4f}{beaten})"
+            f"({CONFIDENCE} interval {low:+.4f} to {high:+.4f}{beaten})"
         )

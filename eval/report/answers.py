@@ -8,7 +8,7 @@ from operator import itemgetter
 
 from eval.results.comparison import Comparison
 from eval.results.method_setting import MethodSetting
-from eval.results.record_names import READABLE_PROMPTS
+from eval.results.record_names import READABLE_PROMPTS, SEEN
 from eval.results.records import Record, group_by
 from kvp.names import FULL
 
@@ -66,7 +66,9 @@ def _shown_prompt(records: Sequence[Record]) -> Record:
         | {"evidence": _evidence(record), "text": (record["prediction"] or "")[:SHOWN_CHARACTERS]}
         for record in records
     ]
-    return {name: records[0].get(name) for name in _PROMPT_FIELDS} | {"answers": answers}
+    first = records[0]
+    title = f"{first['task']}: {first['example']}, {SEEN[first['protocol']]}"
+    return {name: first.get(name) for name in _PROMPT_FIELDS} | {"title": title, "answers": answers}
 
 
 def _evidence(record: Record) -> float | None:

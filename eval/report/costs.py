@@ -10,7 +10,7 @@ from eval.results.comparison import Best, Comparison
 from eval.results.method_setting import MethodSetting, PolicyGroups
 from eval.results.records import group_by
 from eval.results.shapes import TimingRow
-from eval.results.stats import Interval, median_interval
+from eval.results.stats import CONFIDENCE, Interval, median_interval
 from kvp.names import FULL, KVZAP, LEARNED
 from policies.registry import SCORERS
 
@@ -43,28 +43,28 @@ class Timing:
 
 
 def describe_savings(comparison: Comparison, best: Best, timings: Iterable[Timing]) -> str:
-    """What the first method saves at a budget: bytes, and seconds if they were timed.
+    """What the lead saves at a budget: bytes, and seconds if they were timed.
 
     Seconds of compression may be those of another budget, protection or protocol, if these were not
     timed: its cost hardly depends on them.
     """
-    first, spec = best.settings[0], best.budget
-    ours, full = comparison.cells[first, spec], comparison.full
+    lead, spec = best.lead, best.budget
+    ours, full = comparison.cells[lead, spec], comparison.full
     parts = []
     if full and ours.nbytes and full.nbytes:
         size, whole = decimal(round(ours.nbytes)), decimal(round(full.nbytes))
         parts.append(
-            f"{first.label} keeps {size} of {whole} per prompt ({ours.nbytes / full.nbytes:.1%})"
+            f"{lead.label} keeps {size} of {whole} per prompt ({ours.nbytes / full.nbytes:.1%})"
         )
-    sized, kept = [timing for timing in timings if timing.spec], first.protected
-    same = [it for it in sized if replace(it.setting, protected=kept) == first]
+    sized, kept = [timing for timing in timings if timing.spec], lead.protected
+    same = [it for it in sized if replace(it.setting, protected=kept) == lead]
     same.sort(key=lambda timing: (timing.protocol != comparison.protocol, timing.spec != spec))
     if same and (timing := same[0]).evict and timing.prefill:
         evict, prefill = (1000 * interval.mean for interval in (timing.evict, timing.prefill))
         parts.append(f"Compression takes {evict:.0f} ms, the prefill {prefill:.0f} ms")
         if timing.spec == spec and (times := timing.decode_to_full):
             mean, low, high = times.texts(1, ".2f")
-            span = f"(median of {times.prompts} prompts, 95 % interval {low} to {high})"
+            span = f"(median of {times.prompts} prompts, {CONFIDENCE} interval {low} to {high})"
             parts.append(f"A decoded token takes {mean} x its time with the full cache {span}")
     return f"{'. '.join(parts)}." if parts else ""
 

@@ -87,6 +87,7 @@ def line_styles(families: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 
 DrawnSettings = Mapping[MethodSetting, bool]
+Styles = Mapping[str, Mapping[str, Any]]
 
 
 def drawn_settings(comparison: Comparison, maximum: int = 12) -> DrawnSettings:
@@ -102,29 +103,26 @@ def drawn_settings(comparison: Comparison, maximum: int = 12) -> DrawnSettings:
     settings = [counted.get(setting.family, setting) for setting in whole]
     front = [setting for setting in settings if setting.method in (FULL, ORACLE, LEARNED)]
     front += filter(None, [*map(comparison.equal_counts, front)])
-    front += best.settings if best else settings
+    front += (best.lead, *best.others) if best else settings
     drawn = dict.fromkeys(front, True)
     others = [setting for setting in dict.fromkeys((*ranked, *settings)) if setting not in drawn]
     return drawn | dict.fromkeys(others[: max(0, maximum - len(drawn))], False)
 
 
 def draw_quality(
-    comparison: Comparison,
-    shown: DrawnSettings,
-    styles: Mapping[str, Mapping[str, Any]],
-    title: Sequence[str],
+    comparison: Comparison, shown: DrawnSettings, styles: Styles, title: Sequence[str]
 ) -> Figure:
     """Curves, those in front with intervals; the full cache is a horizontal line.
 
-    The first method of `Comparison.best` and the best other one are bold. `title` has the lines
+    The lead and the rival of `Comparison.best` are bold. `title` has the lines
     above. There is one panel, which fits a narrow screen.
     """
     with rc_context(_SETTINGS):
         figure = Figure(figsize=(4.2, 2.6), layout="constrained")
         axes = figure.subplots()
         axes.set_title("\n".join(fill(_plain(line, 96), 48) for line in title))
-    best = comparison.best.settings if comparison.best else []
-    bold = [setting for setting in best if setting.method not in NULLS]
+    best = comparison.best
+    bold = (best.lead, best.rival) if best else ()
     for number, (setting, front) in enumerate(shown.items()):
         style = dict(styles[setting.family])
         width = _BOLD if setting in bold else min(_NORMAL, style["linewidth"])

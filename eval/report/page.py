@@ -8,7 +8,8 @@ request. The template (`web/page.html`) escapes every text.
 
 import base64
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -20,8 +21,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from eval.report import figures, tables
 from eval.report.answers import pack_answers, pack_text
 from eval.report.config import ReportConfig
-from eval.report.costs import describe_savings, summarise_timings
-from eval.report.figures import Picture, drawn_settings
+from eval.report.costs import Timing, describe_savings, summarise_timings
+from eval.report.figures import DrawnSettings, Picture, drawn_settings
 from eval.report.tables import Table
 from eval.results.captions import describe_conditions, describe_data, describe_intervals
 from eval.results.comparison import Comparison, compare_all
@@ -59,30 +60,60 @@ class Text(NamedTuple):
     """Budget of the paragraph, where the reader of the page can choose one."""
 
 
-class PageData:
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What the template shows of a comparison, while the reader has chosen its protocol, or none.
+
+    Without a setting that answered all prompts it has no picture and no table.
+    """
+
+    ident: str
+    title: str
+    protocol: str
+    texts: list[Text]
+    picture: Picture | None
+    table: Table | None
+    folded: Mapping[str, tuple[str, list[Table]]]
+    """Titles and further tables, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
     """A results folder, and every number that is computed from it."""
 
-    def __init__(self, results: Results) -> None:
-        self.results = results
-        records = [*results.in_plan, *results.timing]
-        groups = group_policies(records)
-        self.families = sort_families(MethodSetting.of(record, groups) for record in records)
-        compared = compare_all(results)
-        self.comparisons = [it for it in compared if any(row["budget_spec"] for row in it.records)]
-        self.measured = list(dict.fromkeys(map(describe_data, compared)))
-        with Progress("computing intervals", len(self.comparisons)) as progress:
-            self.numbers = [tidy(comparison) for comparison in progress.over(self.comparisons)]
-        self.styles = figures.line_styles(self.families)
-        self.timings = summarise_timings(results.timing, groups)
-        self.views = list(map(partial(_view, self), self.comparisons, self.numbers))
+    results: Results
+    families: Iterable[str]
+    comparisons: Sequence[Comparison]
+    measured: Iterable[str]
+    """What was measured, sentence by sentence."""
+    numbers: Sequence[pandas.DataFrame]
+    """Of each comparison (`eval.results.frame.tidy`)."""
+    views: Sequence[View]
 
     @property
     def pictures(self) -> list[Picture]:
         """All figures."""
-        return [view["picture"] for view in self.views if view["picture"]]
+        return [view.picture for view in self.views if view.picture]
 
 
-def render(data: PageData) -> str:
+def build_page(results: Results) -> Page:
+    """Compute every number of a page."""
+    records = [*results.in_plan, *results.timing]
+    groups = group_policies(records)
+    families = sort_families(MethodSetting.of(record, groups) for record in records)
+    compared = compare_all(results)
+    comparisons = [it for it in compared if any(row["budget_spec"] for row in it.records)]
+    with Progress("computing intervals", len(comparisons)) as progress:
+        numbers = [tidy(comparison) for comparison in progress.over(comparisons)]
+    view = partial(_view, figures.line_styles(families), summarise_timings(results.timing, groups))
+    return Page(
+        results=results, families=families, comparisons=comparisons, numbers=numbers,
+        measured=dict.fromkeys(map(describe_data, compared)),
+        views=[*map(view, comparisons, numbers)],
+    )  # fmt: skip
+
+
+def render(page: Page) -> str:
     """The page as HTML."""
     web = resources.files("eval.report") / "web"
     environment = Environment(
@@ -90,16 +121,16 @@ def render(data: PageData) -> str:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters["packed"] = pack_text
-    shown = data.comparisons
+    shown = page.comparisons
     names = dict.fromkeys(comparison.protocol for comparison in shown)
     protocols = [(name, SEEN[name]) for name in names]
     specs = [*budget_axis(record for comparison in shown for record in comparison.records)]
     best = (comparison.best.budget for comparison in shown if comparison.best)
     script = (web / "page.js").read_text("utf-8").strip()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    with Progress("drawing", len(data.pictures)) as progress:
-        drawn = {picture.name: picture.inline for picture in progress.over(data.pictures)}
-    every_number = pandas.concat([pandas.DataFrame(), *data.numbers], ignore_index=True)
+    with Progress("drawing", len(page.pictures)) as progress:
+        drawn = {picture.name: picture.inline for picture in progress.over(page.pictures)}
+    every_number = pandas.concat([pandas.DataFrame(), *page.numbers], ignore_index=True)
     measures = [(comparison.measure.title, comparison) for comparison in shown]
     reading = [
         *(f"{title.capitalize()}: {describe_conditions(it)}." for title, it in measures),
@@ -115,46 +146,53 @@ def render(data: PageData) -> str:
         protocols=[("", protocols[0][1])] if len(protocols) == 1 else [("", "both"), *protocols],
         budgets=specs,
         budget=next(best, (specs or [""])[-1]),
-        data=data,
+        page=page,
         drawn=drawn,
         reading=dict.fromkeys(reading) if shown else (),
         answers=pack_answers(shown),
-        facts=_facts_table(data.results),
+        facts=_facts_table(page.results),
         csv=every_number.to_csv(index=False, float_format="%.6g"),
     )
 
 
-def _view(data: PageData, comparison: Comparison, numbers: pandas.DataFrame) -> dict[str, Any]:
-    """What the template shows of a comparison, while the reader has chosen its `protocol`, or none.
-
-    `folded` are further tables; `numbers` is `eval.results.frame.tidy`.
-    """
+def _view(
+    styles: figures.Styles,
+    timings: Sequence[Timing],
+    comparison: Comparison,
+    numbers: pandas.DataFrame,
+) -> View:
     name = f"{comparison.kind}-{comparison.protocol}"
     measure = comparison.measure.title.removesuffix(", %").capitalize()
+    title = f"{measure}, {SEEN[comparison.protocol]}"
     picture = table = None
     if comparison.cells:
-        picture = _picture(data, comparison, name, measure)
+        shown, lines = drawn_settings(comparison), _figure_title(comparison, measure)
+        picture = Picture(
+            name=name,
+            figure=figures.draw_quality(comparison, shown, styles, lines),
+            caption=f"{measure} against budget. {_describe_drawn(comparison, shown)}.",
+        )
         table = tables.make_score_table(comparison, tables.choose_rows(comparison))
-    return {
-        "ident": name,
-        "title": f"{measure}, {SEEN[comparison.protocol]}",
-        "protocol": comparison.protocol,
-        "texts": list(_sentences(data, comparison)),
-        "picture": picture,
-        "table": table,
-        "folded": _folded_tables(data, comparison, numbers),
-    }
+    return View(
+        ident=name, title=title, protocol=comparison.protocol, picture=picture, table=table,
+        texts=list(_sentences(comparison, timings)),
+        folded=_folded_tables(comparison, numbers, timings),
+    )  # fmt: skip
 
 
-def _picture(data: PageData, comparison: Comparison, name: str, measure: str) -> Picture:
-    best, shown, tasks = comparison.best, drawn_settings(comparison), comparison.task_sort.tasks
+def _figure_title(comparison: Comparison, measure: str) -> list[str]:
+    results, tasks = comparison.results, comparison.task_sort.tasks
     of_task = f" of {tasks[0]}" if len(tasks) == 1 else ""
-    title = [
+    return [
         f"{measure}{of_task}, {SEEN[comparison.protocol]}",
-        f"{data.results.model_name}, at most {data.results.setting('length')} tokens",
+        f"{results.model_name}, at most {results.setting('length')} tokens",
         *(["unfinished: ranks no method"] if comparison.unfinished else ()),
     ]
-    which = "Methods have their tuned or default settings"
+
+
+def _describe_drawn(comparison: Comparison, shown: DrawnSettings) -> str:
+    """Which settings a figure has, and which methods it leaves out."""
+    best, which = comparison.best, "Methods have their tuned or default settings"
     run = [setting.family for setting in best.compared] if best else []
     ranked = [setting.family for setting in best.ranked] if best else []
     if best and (picked := [family for family in ranked if run.count(family) > 1]):
@@ -162,15 +200,10 @@ def _picture(data: PageData, comparison: Comparison, name: str, measure: str) ->
         which += f"the best at {best.budget}. That favours them; tables have the default"
     families = {setting.family for setting in shown}
     left_out = [it.family for it in comparison.choices if it.family not in families]
-    which += f". Not drawn: {', '.join(left_out)}" if left_out else ""
-    return Picture(
-        name=name,
-        figure=figures.draw_quality(comparison, shown, data.styles, title),
-        caption=f"{measure} against budget. {which}.",
-    )
+    return f"{which}. Not drawn: {', '.join(left_out)}" if left_out else which
 
 
-def _sentences(data: PageData, comparison: Comparison) -> Iterator[Text]:
+def _sentences(comparison: Comparison, timings: Sequence[Timing]) -> Iterator[Text]:
     """The sentences on a comparison, budget by budget, without those at the top of the page."""
     if comparison.task_sort.apart and not comparison.unfinished:
         yield Text(comparison.task_sort.apart, "note")
@@ -180,7 +213,7 @@ def _sentences(data: PageData, comparison: Comparison) -> Iterator[Text]:
         if best := comparison.best_at(spec):
             main, *others = findings(comparison, best)
             yield Text(main, "summary", spec)
-            if saved := describe_savings(comparison, best, data.timings):
+            if saved := describe_savings(comparison, best, timings):
                 yield Text(saved, "saved", spec)
             yield from (Text(text, budget=spec) for text in others)
     yield from map(Text, smallest_budgets(comparison))
@@ -188,10 +221,10 @@ def _sentences(data: PageData, comparison: Comparison) -> Iterator[Text]:
 
 
 def _folded_tables(
-    data: PageData, comparison: Comparison, numbers: pandas.DataFrame
+    comparison: Comparison, numbers: pandas.DataFrame, timings: Sequence[Timing]
 ) -> dict[str, tuple[str, list[Table]]]:
     """Titles and tables by name, without the titles that have no table."""
-    timed = [timing for timing in data.timings if timing.protocol == comparison.protocol]
+    timed = [timing for timing in timings if timing.protocol == comparison.protocol]
     specs = comparison.budgets if len(comparison.task_sort.tasks) > 1 else ()
     many = len(comparison.settings) > tables.FEW
     every = [tables.make_full_table(comparison)] if many else []
@@ -232,13 +265,13 @@ def run(config: ReportConfig) -> None:
             f"--out: {out} was not written by kvp report and would be lost; name another path"
         )
     results = load_results(folder)
-    data = PageData(results)
-    page = render(data).encode("utf-8", "backslashreplace")
-    pictures = data.pictures if png else []
+    page = build_page(results)
+    text = render(page).encode("utf-8", "backslashreplace")
+    pictures = page.pictures if png else []
     files = {Path(png or "", f"{it.name}.png"): it.image("png") for it in pictures}
-    for path, content in {**files, out: page}.items():
+    for path, content in {**files, out: text}.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_bytes(path, content)
-    written = f"{out} ({len(page) / 1e6:.1f} MB){f', figures in {png}' if png else ''}"
-    lines = [line for comparison in data.comparisons for line in sentences(comparison)]
+    written = f"{out} ({len(text) / 1e6:.1f} MB){f', figures in {png}' if png else ''}"
+    lines = [line for comparison in page.comparisons for line in sentences(comparison)]
     print(*dict.fromkeys(filter(None, (results.unfinished, *lines))), written, sep="\n")

@@ -12,11 +12,11 @@ from eval.results.estimates import Cells
 from eval.results.frame import OVERALL
 from eval.results.method_setting import IN_WORDS, MethodSetting, are_shares
 from eval.results.record_names import SEEN, SELF_SIZED
-from eval.results.stats import Interval, holm
+from eval.results.stats import CONFIDENCE, Interval, holm
 from kvp.names import FULL, NULLS
 
-Notes = Mapping[MethodSetting, str]
-"""Settings of a table, one per row, each with the note below its name."""
+Choices = Mapping[MethodSetting, str]
+"""Settings of a table, one per row, and how each was chosen (`choose_settings`)."""
 NOTHING = "–"
 FEW = 20
 """Most settings that the first table shows; if there are more, it shows the chosen ones."""
@@ -50,32 +50,32 @@ def markdown(table: Table) -> str:
     return "\n".join([f"**{table.caption}**", "", head, rule, *body, ""])
 
 
-def choose_rows(comparison: Comparison) -> Notes:
-    """Settings of the first table, with notes: all if at most `FEW`, else the chosen ones."""
+def choose_rows(comparison: Comparison) -> Choices:
+    """Settings of the first table: all if at most `FEW`, else the chosen ones."""
     chosen = comparison.choices
     wanted = comparison.settings if len(comparison.settings) <= FEW else chosen
-    return {setting: chosen.get(setting, setting.details) for setting in wanted}
+    return {setting: chosen.get(setting, "") for setting in wanted}
 
 
 def make_full_table(comparison: Comparison) -> Table:
     """The numbers of all presets and allocators, with and without protection."""
-    lines = {setting: setting.details for setting in comparison.settings}
-    return make_score_table(comparison, lines, ", every setting of every method")
+    every = dict.fromkeys(comparison.settings, "")
+    return make_score_table(comparison, every, ", every setting of every method")
 
 
-def make_score_table(comparison: Comparison, lines: Notes, which: str = "") -> Table:
+def make_score_table(comparison: Comparison, choices: Choices, which: str = "") -> Table:
     """The numbers of some settings, marked where they differ from those of the best null.
 
     With `which`, the words for these settings, the caption is complete, as for a model card.
     """
     cells, specs = comparison.cells, [*comparison.budgets]
-    lines = {setting: note for setting, note in lines.items() if setting in comparison.settings}
-    kinds = {IN_WORDS[setting.protected] for setting in lines if setting.method != FULL}
+    choices = {it: how for it, how in choices.items() if it in comparison.settings}
+    kinds = {IN_WORDS[setting.protected] for setting in choices if setting.method != FULL}
     alike = "".join(kinds) if len(kinds) == 1 and not which else ""  # of all rows, said once
     own_size = any(setting.self_sized for setting in comparison.settings)
     over = {
         (setting, spec): gap
-        for setting in lines
+        for setting in choices
         for spec in specs
         if not comparison.unfinished and (gap := comparison.over_null(setting, spec)) is not None
     }
@@ -92,10 +92,10 @@ def make_score_table(comparison: Comparison, lines: Notes, which: str = "") -> T
 
     columns = [*specs, SELF_SIZED] if own_size else specs  # sizes that methods chose come last
     rows = [
-        [_head(setting, note, alike), *(number(setting, spec) for spec in columns)]
-        for setting, note in lines.items()
+        [_head(setting, how, not alike), *(number(setting, spec) for spec in columns)]
+        for setting, how in choices.items()
     ]
-    nulls, details = "", ""
+    nulls = ""
     if over:
         nulls = f" * above the best null{' with the same protection' if which else ''}, † below it "
         nulls += f"(paired by prompt, Holm's correction for {len(over)} differences)."
@@ -103,28 +103,28 @@ def make_score_table(comparison: Comparison, lines: Notes, which: str = "") -> T
         nulls = " No null was run (add nulls to --methods of kvp eval)."
     count = len(comparison.task_sort.usable or comparison.task_sort.tasks)
     tasks = f", mean over {count} tasks" if comparison.kind == "accuracy" and count > 1 else ""
-    how = f", {SEEN[comparison.protocol]}{f', all methods {alike}' if alike else ''}"
+    measured = f", {SEEN[comparison.protocol]}{f', all methods {alike}' if alike else ''}"
     if which:
         sizes = "; (n): tokens per head" if are_shares(specs) else ""
-        how = f" ({describe_intervals(comparison)})"
-        details = f"{sizes}; {describe_conditions(comparison)}"
+        measured = f" ({describe_intervals(comparison)})"
+        measured += f"{sizes}; {describe_conditions(comparison)}"
     return Table(
         caption=f"{comparison.unfinished} {comparison.measure.title.capitalize()}{tasks}{which}"
-        f"{how}{details}{describe_left_out(comparison)}.{nulls}".lstrip(),
+        f"{measured}{describe_left_out(comparison)}.{nulls}".lstrip(),
         header=("method", *_headings(comparison), *(["own size"] if own_size else ())),
         rows=rows,
-        families=[setting.family for setting in lines],
+        families=[setting.family for setting in choices],
     )
 
 
 def make_task_table(comparison: Comparison, spec: str) -> Table:
     """The chosen settings at one budget, a column per task."""
     rows = {}
-    for setting, note in comparison.choices.items():
+    for setting, how in comparison.choices.items():
         budget = SELF_SIZED if setting.self_sized else spec
         numbers = [_cell(comparison, cells, setting, budget) for cells in comparison.tasks.values()]
         if {*numbers} != {NOTHING}:
-            rows[setting] = [_head(setting, note), *numbers]
+            rows[setting] = [_head(setting, how), *numbers]
     return Table(
         caption=f"{comparison.measure.title.capitalize()}, task by task at {spec}, "
         f"{SEEN[comparison.protocol]}.",
@@ -141,7 +141,7 @@ def make_difference_tables(comparison: Comparison, numbers: DataFrame) -> Iterat
     """
     if numbers.empty:
         return
-    lead = comparison.best.settings[0].label if comparison.best else ""
+    lead = comparison.best.lead.label if comparison.best else ""
     for name, other in (("minus_full", "the full cache"), ("minus_lead", lead)):
         paired = numbers[numbers["task"] == OVERALL].dropna(subset=[name])
         shown = paired[paired["chosen"]].rename(columns={f"{name}_differs": "differs"})
@@ -176,7 +176,7 @@ def make_cost_table(timings: Sequence[Timing]) -> Table:
 
     rows = [
         {
-            "method": _head(timing.setting, timing.setting.details),
+            "method": _head(timing.setting),
             "tokens per head": "all" if timing.budget is None else f"{timing.budget:.0f}",
             "cache bytes": f"{timing.cache_bytes:,.0f}",
             "bytes / full": text(timing.bytes_to_full, ".3f"),
@@ -193,7 +193,7 @@ def make_cost_table(timings: Sequence[Timing]) -> Table:
     counts = sorted({timing.decode.prompts for timing in timings if timing.decode})
     over, more, names = "", "", [*rows[0]]
     if counts:
-        over = ", and milliseconds, median and its 95 % interval over "
+        over = f", and milliseconds, median and its {CONFIDENCE} interval over "
         over += f"{'/'.join(map(str, counts))} prompts"
         if not all(timing.decode for timing in timings):
             over += "; seconds are left out where fewer than 6 prompts were timed one by one"
@@ -218,9 +218,9 @@ def _headings(comparison: Comparison) -> list[str]:
     return [f"{spec} ({size:.0f})" if shares else spec for spec, size in comparison.budgets.items()]
 
 
-def _head(setting: MethodSetting, note: str, alike: str = "") -> str:
-    """Heading of a row: name and note, without the words that are `alike` in all rows."""
-    small = ", ".join(word for word in note.split(", ") if word != alike)
+def _head(setting: MethodSetting, how: str = "", protection: bool = True) -> str:
+    """Heading of a row: the method, its setting, and how that was chosen."""
+    small = ", ".join(filter(None, [setting.describe(protection=protection), how]))
     name = "full cache" if setting.method == FULL else setting.family
     return "\n".join(filter(None, [name, small]))
 

@@ -2,6 +2,7 @@
 
 from eval.results.comparison import Comparison
 from eval.results.record_names import SEEN
+from eval.results.stats import CONFIDENCE
 from kvp.names import LEARNED
 
 
@@ -30,7 +31,7 @@ def describe_intervals(comparison: Comparison) -> str:
     policies = " and policy seeds" if max(seeds, default=0) > 1 else ""
     alone = "; of one policy seed: what another would change is not in it" if 1 in seeds else ""
     half = " (half a prompt more at 0 and at 100 %)" if comparison.kind == "accuracy" else ""
-    return f"95 % bootstrap interval over prompts{half}{policies}{alone}"
+    return f"{CONFIDENCE} bootstrap interval over prompts{half}{policies}{alone}"
 
 
 def describe_left_out(comparison: Comparison) -> str:

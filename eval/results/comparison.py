@@ -31,15 +31,26 @@ class Best:
     """The methods that sentences are about, at one budget."""
 
     budget: str
-    learned: bool
-    """Whether the first one is a policy, or a group of policies."""
-    settings: list[MethodSetting]
-    """The first policy, the best other method (without a policy the best two), and the best null in
-    any of its settings. The others are compared with the first."""
+    lead: MethodSetting
+    """The first policy, or without one the best method. The others are compared with it."""
+    rival: MethodSetting | None
+    """The best method that is no policy; without a policy the second best one."""
+    null: MethodSetting | None
+    """The best null, in any of its settings."""
     ranked: list[MethodSetting]
     """Methods that are no policies, each in the best setting that counts, the best one first."""
     compared: list[MethodSetting]
     """All settings that they were picked from: policies, other methods and nulls."""
+
+    @property
+    def learned(self) -> bool:
+        """Whether `lead` is a policy, or a group of policies."""
+        return self.lead.method == LEARNED
+
+    @property
+    def others(self) -> list[MethodSetting]:
+        """`rival` and `null`, as far as there are such methods."""
+        return [setting for setting in (self.rival, self.null) if setting is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +66,7 @@ class Comparison:
     cells: estimates.Cells
     """Over the usable tasks (all where none is); settings that lack prompts are left out."""
     choices: Mapping[MethodSetting, str]
-    """The setting that is shown of each method, in display order, with a note on its choice."""
+    """The setting that is shown of each method, in display order, and how it was chosen."""
     results: Results
 
     @property
@@ -144,23 +155,25 @@ class Comparison:
             goodness = {it: self.measure.goodness(self.cells[it, budget]) for it in settings}
             return sorted(goodness, key=lambda it: (-goodness[it], it not in self.choices))
 
-        learned = [setting for setting in compared if setting.method == LEARNED][:1]
+        policies = [setting for setting in compared if setting.method == LEARNED]
         others = rank(setting for setting in compared if setting.method != LEARNED)
         ranked = [family[0] for family in group_by(others, lambda setting: setting.family).values()]
+        lead, rival, *_ = *policies[:1], *ranked, None
+        null = next(iter(rank(nulls)), None)
         return Best(
-            budget=budget, learned=bool(learned), ranked=ranked, compared=[*compared, *nulls],
-            settings=[*learned, *ranked[: 2 - len(learned)], *rank(nulls)[:1]],
+            budget=budget, lead=lead, rival=rival, null=null,
+            ranked=ranked, compared=[*compared, *nulls],
         )  # fmt: skip
 
     @cached_property
     def gaps(self) -> Mapping[estimates.CellKey, Interval]:
-        """What settings shown and nulls have more than the first method of `best`, paired."""
+        """What settings shown and nulls have more than the lead of `best`, paired."""
         if self.best is None:
             return {}
-        first, gaps = self.best.settings[0], dict[estimates.CellKey, Interval]()
-        others = {*self.choices, *self.best.compared} - {first}
+        gaps = dict[estimates.CellKey, Interval]()
+        others = {*self.choices, *self.best.compared} - {self.best.lead}
         for (setting, spec), estimate in self.cells.items():
-            lead = self.cells.get((first, spec))
+            lead = self.cells.get((self.best.lead, spec))
             if setting in others and lead and (gap := self.minus(estimate, lead)):
                 gaps[setting, spec] = gap
         return gaps
@@ -179,7 +192,7 @@ class Comparison:
         for budget in self.budgets:
             if self.best and (at := self.best_at(budget)):
                 run = {setting for setting, spec in self.cells if spec == budget}
-                firsts = run & {self.best.settings[0], at.settings[0]}
+                firsts = run & {self.best.lead, at.lead}
                 others = len(run.intersection((*self.choices, *at.compared))) - 1
                 if all(first.method == LEARNED for first in firsts):
                     ordered += 2 * len(firsts) * others
@@ -196,15 +209,15 @@ class Comparison:
     def differences(
         self, best: Best
     ) -> tuple[Mapping[MethodSetting, Interval], set[MethodSetting]]:
-        """The first method of `best` minus each other one, and which differences are significant.
+        """The lead of `best` minus each other one, and which differences are significant.
 
-        They are tested together with `gaps`, or, if `best` has another first method, alone.
+        They are tested together with `gaps`, or, if `best` has another lead, alone.
         """
-        first, *others = best.settings
-        cells = {setting: self.cells[setting, best.budget] for setting in best.settings}
-        gaps = {other: gap for other in others if (gap := self.minus(cells[other], cells[first]))}
+        lead = self.cells[best.lead, best.budget]
+        cells = {other: self.cells[other, best.budget] for other in best.others}
+        gaps = {other: gap for other in cells if (gap := self.minus(cells[other], lead))}
         significant = stats.holm(gaps, self.test_count)
-        if self.best and first == self.best.settings[0]:
+        if self.best and best.lead == self.best.lead:
             significant = {setting for setting, spec in self.significant if spec == best.budget}
         return {other: -gap for other, gap in gaps.items()}, significant
 

@@ -17,7 +17,7 @@ from eval.results.folder import Results, load_results
 from eval.results.parts import results_folder
 from eval.results.record_names import SELF_SIZED
 from eval.results.sentences import KEPT, sentences
-from eval.results.stats import Interval, holm
+from eval.results.stats import CONFIDENCE, Interval, holm
 from kvp.names import FULL
 from kvp.own_packages import warn_caller
 
@@ -30,7 +30,7 @@ def closing_text(comparisons: Sequence[Comparison], width: int = 100) -> str:
     lines: list[str] = []
     for comparison in comparisons:
         lines += [line for line in sentences(comparison) if line not in lines]
-        lines.append(f"{title(comparison)} (95 % interval)")
+        lines.append(f"{title(comparison)} ({CONFIDENCE} interval)")
         if comparison.cells:
             lines.append(short_table(comparison, interval=True).to_string(line_width=width))
     lines += dict.fromkeys(map(describe_intervals, comparisons))
@@ -96,7 +96,7 @@ def _task_rows(
             "unfinished": bool(comparison.unfinished),
             "metric": "answers" if comparison.kind == "accuracy" else comparison.kind,
             "protocol": comparison.protocol, "task": task, "apart": apart,
-            "method": setting.family, "setting": setting.details,
+            "method": setting.family, "setting": setting.describe(),
             "chosen": setting in comparison.choices, "budget": spec,
             "estimate": estimate.interval.mean, "low": estimate.interval.low,
             "high": estimate.interval.high, "n": estimate.interval.prompts,

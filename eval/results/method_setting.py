@@ -92,15 +92,14 @@ class MethodSetting:
         """`spec`, with `+p` where first and last tokens are protected."""
         return f"{self.spec}{PROTECTED if self.protected else ''}"
 
-    @property
-    def details(self) -> str:
-        """Preset, allocator and protection in words, empty for the full cache."""
-        if self.method == FULL:
-            return ""
+    def describe(self, *, protection: bool = True) -> str:
+        """Preset, allocator and `protection` in words, empty for the full cache."""
         words = [] if self.variant == DEFAULT_VARIANT else [self.variant]
         if self.allocator != UNIFORM and not self.self_sized:
             words.append(f"+{self.allocator}")
-        return ", ".join([*words, IN_WORDS[self.protected]])
+        if protection and self.method != FULL:
+            words.append(IN_WORDS[self.protected])
+        return ", ".join(words)
 
     @property
     def place_in_family(self) -> tuple[bool, str, bool, str, bool]:

@@ -36,20 +36,19 @@ def findings(comparison: Comparison, best: Best) -> list[str]:
 
     Methods that share few prompts (`Interval.min_prompts`) get numbers without a verdict.
     """
-    first, *others = best.settings
     gaps, significant = comparison.differences(best)
     lines = [_main_sentence(comparison, best)]
     run = [setting for setting in comparison.choices if (setting, best.budget) in comparison.cells]
     for other in run if best.learned else ():
-        if other.method == LEARNED and other.family != first.family:
+        if other.method == LEARNED and other.family != best.lead.family:
             score = _score(comparison, other, best.budget)
             lines.append(f"Another policy, {other.label}, {score}.")
-    for other in others:
+    for other in best.others:
         name = "The best other method" if best.learned else "The next"
-        if other.method in NULLS:
+        if other == best.null:
             name = "The best null (a control that reads no content)"
         score = _score(comparison, other, best.budget)
-        verdict = _verdict(comparison, first, gaps.get(other), other in significant)
+        verdict = _verdict(comparison, best.lead, gaps.get(other), other in significant)
         lines.append(f"{name}, {_describe(comparison, best, other)}, {score}{verdict}.")
     open_ones = [gap for other, gap in gaps.items() if other not in significant]
     return [*lines, *filter(None, [_notes(comparison, best, [*gaps.values()], open_ones)])]
@@ -65,7 +64,7 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
     if not best or not full or full.interval.prompts < 2 or comparison.kind != "accuracy":
         return []
     shown, lost, unsure = (list[str]() for _ in range(3))
-    named = dict.fromkeys((*comparison.choices, *best.settings))
+    named = dict.fromkeys((*comparison.choices, best.lead, *best.others))
     for setting in [it for it in named if it.method not in (FULL, ORACLE, *NULLS)]:
         run = [spec for spec in comparison.budgets if (setting, spec) in comparison.cells][::-1]
         losses = {spec: comparison.minus(comparison.cells[setting, spec], full) for spec in run}
@@ -84,44 +83,46 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
             number = stats.prompts_to_hold(gaps[open_one])
             words += f" (at {open_one} about {number:,} prompts would show it)"
         labels.append(f"{setting.label}{words}")
+    points = f"{100 * stats.RESOLUTION:g} points"
     cases = {
-        "Smallest budget of those run that loses at most 5 points to the full cache (95 % "
-        "confidence): ": shown,
-        "More than 5 points are lost to the full cache at the largest budget: ": lost,
-        "Too few prompts to tell whether at most 5 points are lost to the full cache at the "
+        f"Smallest budget of those run that loses at most {points} to the full cache "
+        f"({stats.CONFIDENCE} confidence): ": shown,
+        f"More than {points} are lost to the full cache at the largest budget: ": lost,
+        f"Too few prompts to tell whether at most {points} are lost to the full cache at the "
         "largest budget: ": unsure,
     }
     return [f"{case}{'; '.join(labels)}." for case, labels in cases.items() if labels]
 
 
 def _main_sentence(comparison: Comparison, best: Best) -> str:
-    """Scores of the first method, the full cache and the first with equal counts, if run."""
-    first, budget = best.settings[0], best.budget
-    name = f"{first.label}{_trained_share(comparison, first)}"
-    name = name if best.learned else f"the best method, {_describe(comparison, best, first)},"
+    """Scores of the lead, the full cache and the lead with equal counts, if run."""
+    lead, budget = best.lead, best.budget
+    name = f"{lead.label}{_trained_share(comparison, lead)}"
+    name = name if best.learned else f"the best method, {_describe(comparison, best, lead)},"
     place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
-    score = _score(comparison, first, budget).replace("(", "(95 % interval ")
-    words = f"{name} {score}"
-    none_right = comparison.kind == "accuracy" and not comparison.cells[first, budget].interval.mean
+    words = f"{name} {_score(comparison, lead, budget, f'{stats.CONFIDENCE} interval ')}"
+    none_right = comparison.kind == "accuracy" and not comparison.cells[lead, budget].interval.mean
     if none_right and not best.learned:
         words = "no method answers any question"
     sentence = f"{place}, with the {SEEN[comparison.protocol]} before compression, {words}"
     if full := comparison.full:
         sentence += f", the full cache {_mean_text(comparison, full)}"
-    equal = comparison.equal_counts(first)
-    if equal not in (None, first) and (equal, budget) in comparison.cells:
+    equal = comparison.equal_counts(lead)
+    if equal not in (None, lead) and (equal, budget) in comparison.cells:
         sentence += f". With equal counts per head it {_score(comparison, equal, budget)}"
     return f"{sentence}."
 
 
-def _score(comparison: Comparison, setting: MethodSetting, budget: str) -> str:
-    return f"{comparison.measure.verb} {_mean_text(comparison, comparison.cells[setting, budget])}"
+def _score(comparison: Comparison, setting: MethodSetting, budget: str, level: str = "") -> str:
+    estimate = comparison.cells[setting, budget]
+    return f"{comparison.measure.verb} {_mean_text(comparison, estimate, level)}"
 
 
-def _mean_text(comparison: Comparison, estimate: Estimate) -> str:
+def _mean_text(comparison: Comparison, estimate: Estimate, level: str = "") -> str:
+    """A mean with its interval, whose `level` is named where it is given."""
     measure = comparison.measure
     mean, low, high = estimate.interval.texts(measure.scale, f".{measure.digits}f")
-    return f"{mean}{measure.unit}{f' ({low} to {high})' if low != high else ''}"
+    return f"{mean}{measure.unit}{f' ({level}{low} to {high})' if low != high else ''}"
 
 
 def _trained_share(comparison: Comparison, setting: MethodSetting) -> str:
@@ -150,7 +151,7 @@ def _describe(comparison: Comparison, best: Best, setting: MethodSetting) -> str
     run = {it for it, spec in comparison.cells if spec == best.budget} - {*best.compared}
     uncounted = {replace(it, protected=setting.protected) for it in run} - {setting}
     how = comparison.choices[setting] if setting.family in {it.family for it in uncounted} else ""
-    return f"{setting.label}{ties}{how.removeprefix(setting.details)}"
+    return f"{setting.label}{ties}{how and f', {how}'}"
 
 
 def _verdict(
@@ -178,19 +179,19 @@ def _notes(
 ) -> str:
     """How the methods were compared and picked, and what more prompts would show."""
     few = min(gaps, key=lambda gap: gap.prompts, default=None)
-    next_one = not best.learned and len(best.ranked) > 1
-    notes = []
+    shown, notes = (best.lead, *best.others), []
     if few and few.prompts < few.min_prompts:
         count = f"{few.prompts} prompts are" if few.prompts > 1 else f"{few.prompts} prompt is"
         notes.append(f"{count} too few to rank methods: {few.min_prompts} are the least.")
     if gaps:
-        notes.append(f"Differences: {best.settings[0].label} minus the other, paired by prompt.")
-    if len(best.compared) > len(best.settings) - next_one:
+        notes.append(f"Differences: {best.lead.label} minus the other, paired by prompt.")
+    # Without a policy, the rival is the next of those that the lead was picked from.
+    if len(best.compared) > len([it for it in shown if best.learned or it != best.rival]):
         notes.append("The best methods were picked on these prompts, which favours them.")
     if open_ones:
         most, measure = max(map(stats.prompts_to_resolve, open_ones)), comparison.measure
         apart = f"{stats.RESOLUTION * measure.scale:g} {measure.gap_unit}"
         notes.append(f"To tell differences of {apart} apart, run about {most:,} prompts in all.")
-    if comparison.protects and any(setting.protected for setting in best.settings):
+    if comparison.protects and any(setting.protected for setting in shown):
         notes.append(f"{KEPT}.")
     return " ".join(notes)

@@ -11,7 +11,7 @@ from kvp.names import LEARNED
 def choose_settings(
     settings: Iterable[MethodSetting], tuned: Sequence[tuple[TunedMethod, str]] = ()
 ) -> dict[MethodSetting, str]:
-    """One setting per family, with a note: what it is, and how it was chosen.
+    """One setting per family, and how it was chosen; "" where the family has no other.
 
     It is the same at every budget and is never chosen on the prompts shown: kvp tune chose it on
     other prompts, or it is the one closest to the method's default. Every default is
@@ -29,8 +29,8 @@ def choose_settings(
         found = [(setting, *run) for run in tuned for setting in family if run[0].chose(setting)]
         if found:
             best, entry, split = max(found, key=lambda choice: choice[1].chosen.score)
-            how = f", chosen on {split} ({entry.tried} settings)" if entry.tried > 1 else ""
+            how = f"chosen on {split} ({entry.tried} settings)" if entry.tried > 1 else ""
         elif len(family) > 1:
-            how = f", of {len(family)} settings the one nearest to the default"
-        chosen[best] = f"{best.details}{how}"
+            how = f"of {len(family)} settings the one nearest to the default"
+        chosen[best] = how
     return chosen

@@ -40,6 +40,7 @@ Bounds = tuple[float, float]
 
 LEVEL = 0.05
 """1 minus the confidence of every interval, and the error rate of a table of comparisons."""
+CONFIDENCE = f"{100 * (1 - LEVEL):g} %"
 RESAMPLES = 2000
 PSEUDO_PROMPTS = 0.5
 """Prompts added at each end of the range, all tasks together."""

@@ -22,7 +22,7 @@ from eval.record_fields import identify
 from eval.results.record_names import ROWS, SETTINGS, TABLE
 from eval.results.records import RecordFile, group_by, key_of
 from eval.results.sealing import seal
-from eval.results.stats import MIN_PROMPTS, Unit, bootstrap_mean
+from eval.results.stats import CONFIDENCE, MIN_PROMPTS, Unit, bootstrap_mean
 from eval.results.tuned_settings import FORMAT, ScoredSetting, TunedSettings
 from eval.runner import Runner
 from eval.tune.config import TuneConfig
@@ -234,7 +234,7 @@ def print_settings(settings: TunedSettings) -> None:
             {
                 "method": entry.requested,
                 "tried": entry.tried,
-                "score (95 %)": f"{text(entry.chosen.score)} "
+                f"score ({CONFIDENCE})": f"{text(entry.chosen.score)} "
                 f"({' to '.join(map(text, entry.chosen.interval))})",
                 "published": text(max(setting.score for setting in entry.published)),
                 "chosen": entry.chosen.label,

@@ -83,7 +83,7 @@ def reply_records():
         ("knorm", "25%", (20.0, 60.0)),
         ("knorm", "50%", (10.0, 50.0)),
     ):
-        for example, tokens, loss in zip(("d1", "d2"), (10, 30), nll, strict=True):
+        for example, tokens, loss in zip(("e1", "e3"), (10, 30), nll, strict=True):
             records.append(
                 result_record(
                     method, protected=method != "full", budget_spec=budget, task="chat",

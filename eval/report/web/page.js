@@ -71,8 +71,9 @@ function make(tag, attributes, ...children) {
   return one;
 }
 
-const SEEN = { query_aware: "question seen", query_agnostic: "question not seen" };
-const chosen = ({ budget_spec: budget }) => !budget || budget === "own" || !view.budget || budget === view.budget;
+// The full cache and sizes that methods chose are no budgets of the form: they are always shown.
+const budgets = [...form.elements.budget.options].map((option) => option.value);
+const chosen = ({ budget_spec: budget }) => !view.budget || budget === view.budget || !budgets.includes(budget);
 
 function outcome(one) {
   if (one.nll !== null) return [Math.exp(one.nll / one.reply_tokens).toFixed(2), ""];
@@ -107,10 +108,10 @@ async function browse(section) {
 
   function draw() {
     const found = prompts.filter((one) => !view.protocol || one.protocol === view.protocol);
-    const ids = found.map((one) => `${one.protocol}|${one.example}`);
+    const ids = found.map((one) => `${one.protocol}|${one.task}|${one.example}`);
     const index = Math.max(0, ids.indexOf(view.prompt));
     part("prompt").replaceChildren(
-      ...found.map((one, at) => make("option", { value: ids[at] }, `${one.example}, ${SEEN[one.protocol]}`)),
+      ...found.map((one, at) => make("option", { value: ids[at] }, one.title)),
     );
     part("prompt").selectedIndex = index;
     part("count").textContent = found.length ? `${index + 1} of ${found.length}` : "no prompt";

@@ -8,7 +8,7 @@ import pytest
 from toy_results import answer_records, reply_records, timing_records, write_results
 
 import kvp
-from eval.report.page import PageData, render
+from eval.report.page import build_page, render
 from eval.results.folder import load_results
 from eval.results.records import SETTING_FIELDS, key_of
 from eval.results.sealing import seal
@@ -40,7 +40,7 @@ def _change(folder, name, **changes):
 
 
 def _page(folder):
-    return render(PageData(load_results(folder)))
+    return render(build_page(load_results(folder)))
 
 
 def test_a_report_follows_the_plan_whichever_process_wrote_first(tmp_path):

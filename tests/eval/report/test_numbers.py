@@ -86,15 +86,13 @@ def test_the_prompts_shown_never_choose_the_setting():
         for allocator in ("global", "ada")
     ]  # fmt: skip
     answers = [*answer_records(), *best, *policies]
-    assert _chosen(answers)["snapkv"] == (
-        "snapkv +p",
-        "protected, of 2 settings the one nearest to the default",
-    )
+    nearest = "of 2 settings the one nearest to the default"
+    assert _chosen(answers)["snapkv"] == ("snapkv +p", nearest)
     assert _chosen(answers)["kvp"][0] == "kvp+global"  # what is recommended
     chosen = _chosen(answers, _tuned())["knorm"]
-    assert chosen == ("knorm", "unprotected, chosen on validation (48 settings)")
+    assert chosen == ("knorm", "chosen on validation (48 settings)")
     untried = _chosen(answers, _tuned(allocator="ada"))["knorm"]
-    assert untried == ("knorm", "unprotected, of 2 settings the one nearest to the default")
+    assert untried == ("knorm", nearest)
 
 
 def test_the_first_table_has_every_setting_where_they_are_few(monkeypatch):
@@ -115,8 +113,8 @@ def test_self_sized_methods_are_families():
         if (one["method"], one["protected"], one["budget_spec"]) == ("knorm", True, "25%")
     ]
     comparison = compare_answers([*answer_records(), *own])
-    (note,) = (note for setting, note in comparison.choices.items() if setting.self_sized)
-    assert note == "protected"
+    (setting,) = (setting for setting in comparison.choices if setting.self_sized)
+    assert (setting.describe(), comparison.choices[setting]) == ("protected", "")
     table = tables.make_score_table(comparison, comparison.choices)
     assert table.header[-1] == "own size"
     (cell,) = (row[-1] for row in table.rows if row[-1] != tables.NOTHING)

@@ -284,7 +284,10 @@ def test_answers_can_be_read_prompt_by_prompt(reported, open_page):
     page.get_by_label("Protocol").select_option("query_aware")
     page.get_by_label("Budget").select_option("25%")
     read.get_by_text("1 of 6").wait_for()
-    read.locator("select.prompt").select_option("query_aware|e3")
+    prompts = read.locator("select.prompt")
+    prompts.select_option(label="chat: e3, question seen")  # an example of another task, too
+    read.get_by_text("6 of 6").wait_for()
+    prompts.select_option(label="two: e3, question seen")
     rows = read.locator("tbody tr").all_inner_texts()
     assert [row.split("\t") for row in rows if row.strip().startswith(("kvp", "snapkv"))] == [
         ["kvp +p (seed0)", "25%", "right", "–", "kvp at 25%"],
