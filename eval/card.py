@@ -38,7 +38,7 @@ def model_card(
     # As people load it: what a quantised copy is made of, else the model itself.
     base_model = meta.model.get("base_model") or meta.model.get("id") or ""
     on_hub = HubName.parse(base_model) is not None and not Path(base_model).exists()
-    measured = None if results is None else _measured_facts(Path(results), policy)
+    measured = None if results is None else _measured_facts(results, policy)
     allocator = measured["allocator"] if measured else CALIBRATED if policy.calibration else None
     runs = (training.get("text", {}), training)
     trained_by = [shown_text(run["command"]) for run in runs if run.get("command")]
@@ -69,7 +69,7 @@ def _skills(meta: PolicyMeta) -> Iterator[str]:
             yield f"| {what} | {fmean(values):.3f} | {min(values):.3f} | {max(values):.3f} |"
 
 
-def _measured_facts(folder: Path, policy: Shard) -> dict[str, Any]:
+def _measured_facts(folder: str | Path, policy: Shard) -> dict[str, Any]:
     """A results folder's facts on a policy; `allocator`: the best where all ran, None: uniform."""
     results = load_results(folder)
     manifest, policies = results.manifest, results.manifest.get("policies", {})

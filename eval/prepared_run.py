@@ -17,9 +17,9 @@ from eval.config import PROTECTIONS, EvalConfig
 from eval.methods import Method, NamedOrMade, build_methods
 from eval.prompts import Prompt, load_prompts
 from eval.record_fields import make_record
-from eval.results.record_names import QUERY_AGNOSTIC, ROWS
+from eval.results.record_names import QUERY_AGNOSTIC
+from eval.results.record_schemas import RESULTS_ROWS
 from eval.results.records import Key, group_by
-from eval.results.shapes import CHECKS
 from eval.results.tuned_settings import TunedSettings
 from kvp.artifacts.files import raising_as
 from kvp.budgets import Budget
@@ -65,15 +65,9 @@ class PreparedRun:
 
 
 def prepare(
-    config: EvalConfig,
-    methods: Sequence[Method],
-    loaded: LoadedModel | None = None,
-    default_budgets: str = EvalConfig.budgets,
+    config: EvalConfig, methods: Sequence[Method], loaded: LoadedModel | None = None
 ) -> PreparedRun:
-    """Load and check all but the weights; raises KvpError on anything the user can mend.
-
-    Notes on budgets are only made where they are not `default_budgets`.
-    """
+    """Load and check all but the weights; raises KvpError on anything the user can mend."""
     expand_tasks(config.task_list)
     tuning = check_tuning(config, dict.fromkeys(it.tuned for it in methods if it.tuned))
     geometry, tokenizer, positions = read_model(config, methods, loaded)
@@ -81,7 +75,6 @@ def prepare(
     prompts, notes = load_prompts(settings, tokenizer, positions)
     work, small = _plan_work(config, methods, prompts)
     _check_records(config, prompts, work)
-    small = [] if config.budgets == default_budgets else small  # nobody named them
     notes = list(dict.fromkeys([*notes, *tuning, *small]))
     return PreparedRun(geometry=geometry, methods=methods, prompts=prompts, work=work, notes=notes)
 
@@ -121,7 +114,7 @@ def _check_records(
             tokens = prompt.cached_tokens(protocol)
             for method in methods:
                 row = make_record(config, prompt, protocol, method, kept, tokens)
-                CHECKS[ROWS]({**row, "score": 0.0})
+                RESULTS_ROWS.check({**row, "score": 0.0})
     counts = Counter((prompt.task, prompt.sample.id) for prompt in prompts)
     (task, name), count = counts.most_common(1)[0]
     if count > 1:
@@ -243,24 +236,24 @@ def _check_budgets(
     budgets: Sequence[Budget], lengths: Sequence[int], *, protection: str, protected: Protection
 ) -> tuple[set[Budget], list[str]]:
     """Budgets without protected settings, and a note on each that is below the protected tokens."""
-    left_out, notes = set[Budget](), list[str]()
+    left_out, noted = set[Budget](), dict[str, list[str]]()
+    protect = f"the {protected.tokens} protected tokens"
     for budget in () if protection == "off" else budgets:
         short = too_small(lengths, budget, protected)
         if not short:
             if lengths and 2 * protected.tokens >= max(map(budget.tokens, lengths)):
-                notes.append(
-                    f"--budgets {budget}: half of it or more are the {protected.tokens} protected "
-                    "tokens; --protection off leaves all to the methods"
-                )
+                text = f"half or more are {protect}; --protection off leaves all to the methods"
+                noted.setdefault(text, []).append(str(budget))
             continue
-        what = f"--budgets {budget} is below the {protected.tokens} protected tokens"
         if protection == "on" and budget.percent is None:
-            raise UsageError(f"{what}; raise it, or use --protection off, or fewer --recents")
+            raise UsageError(
+                f"--budgets {budget} is below {protect}; raise it, or use --protection off, or "
+                "fewer --recents"
+            )
         if protection == "both" and (budget.percent is None or len(short) == len(lengths)):
             left_out.add(budget)
-            notes.append(f"{what}: run without protection only")
+            text = f"below {protect}, so run without protection only"
         else:
-            notes.append(
-                f"{what} for {len(short)} of {len(lengths)} prompts: these keep the protected ones"
-            )
-    return left_out, notes
+            text = f"below {protect} for {len(short)} of {len(lengths)} prompts, which keep these"
+        noted.setdefault(text, []).append(str(budget))
+    return left_out, [f"--budgets {', '.join(named)}: {text}" for text, named in noted.items()]

@@ -1,4 +1,4 @@
-"""The program, from its command line and from Python: settings in, results folder out.
+"""The program kvp eval: settings in, results folder out.
 
 Everything that can be refused is refused first (`eval.prepared_run`). Then come the manifest, the
 rows, prompt by prompt (`eval.work`), the timing pass (`eval.timing`) and the closing table.
@@ -7,16 +7,10 @@ rows, prompt by prompt (`eval.work`), the timing pass (`eval.timing`) and the cl
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, get_args
-
-import pandas as pd
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing import Any
 
 from eval.config import EvalConfig
 from eval.digests import file_digests, input_digests
@@ -24,15 +18,15 @@ from eval.methods import Method, make_objects, policies_of, spell
 from eval.output_folder import open_folder, write_manifest
 from eval.policy_arguments import find_trained_tasks
 from eval.prepared_run import LoadedModel, PreparedRun, build_run_methods, prepare
+from eval.results.closing import closing_text
 from eval.results.comparison import compare_all
-from eval.results.folder import Results, load_results
-from eval.results.frame import ResultsFrame, closing_text
-from eval.results.parts import PARTS, RecordParts, results_folder
+from eval.results.folder import Results, load_results, read_folder
+from eval.results.parts import PARTS, RecordParts
 from eval.results.record_names import MANIFEST, ROWS, TIMING
-from eval.results.records import RECORDS, TIMING_KEY, Record, RecordFile, group_by, merge_records
+from eval.results.records import RECORDS, Record, RecordFile, group_by
 from eval.results.sealing import seal
 from eval.runner import Runner, evaluate_together
-from eval.timing import timing_records
+from eval.timing import measure_times
 from eval.work import WorkPieces, evaluate_missing, evaluation_progress, load_runner
 from kvp.artifacts.addresses import ObjectPath, files_below, place
 from kvp.artifacts.claim import OutputFolder
@@ -40,11 +34,7 @@ from kvp.artifacts.manifest import portable
 from kvp.data.splits import ALL
 from kvp.devices import device_of_rank
 from kvp.errors import ResultsError, UsageError
-from kvp.geometry import DtypeName
-from kvp.hf.attention import use_kvp_attention
-from kvp.hf.model_access import unwrap_model
-from kvp.hf.model_checks import check_model
-from kvp.hf.model_identity import describe_mismatch, model_name
+from kvp.hf.model_identity import describe_mismatch
 from kvp.program.ray_workers import do_with_ray
 from kvp.progress import phase, say
 from kvp.specification import split_list
@@ -128,7 +118,7 @@ def _run_with_ray(config: EvalConfig, methods: Sequence[Method]) -> Results | No
 
         do_with_ray(run, config, config.device, show_progress)
         progress.update(total)
-    results = load_results(results_folder(config.out))
+    results = load_results(config.out)
     if lacking := results.unfinished:
         raise ResultsError(f"--out {out}: {lacking}")
     return results
@@ -186,15 +176,14 @@ def _evaluate_rows(
     parts = output.shared or isinstance(path, ObjectPath) or (path / PARTS).is_dir()
     rows = RecordParts(path) if parts else RecordFile(output.local / ROWS)
     evaluate_missing(runner, prepared, rows, runner.config.worker)
-    if isinstance(rows, RecordParts):
-        rows.refresh()
-        if undone := WorkPieces(runner.config, prepared, rows).undone():
-            say(
-                f"{sum(map(len, undone))} of {len(prepared.work)} evaluations are for other ranks; "
-                "the last one that ends closes the run"
-            )
-            return None
-        rows.join(output.local / ROWS)
+    rows.refresh()
+    if undone := WorkPieces(runner.config, prepared, rows).undone():
+        say(
+            f"{sum(map(len, undone))} of {len(prepared.work)} evaluations are for other ranks; "
+            "the last one that ends closes the run"
+        )
+        return None
+    rows.write_whole(output.local / ROWS)
     return rows
 
 
@@ -204,9 +193,8 @@ def _close(output: OutputFolder, rows: RecordFile) -> Results:
     output.pull(*RECORDS)  # another worker may close the run, too
     seal(output.local)
     output.push(MANIFEST)
-    results = load_results(output.local)
-    if isinstance(rows, RecordParts):
-        rows.delete()
+    results = read_folder(output.local)
+    rows.delete_parts()
     return results
 
 
@@ -235,57 +223,3 @@ def measure_dry_run(runner: Runner, prepared: PreparedRun) -> list[Record]:
         "comes on top. Nothing was written."
     )
     return records
-
-
-def measure_times(runner: Runner, prepared: PreparedRun, prompts: int, file: Path) -> None:
-    """The timing pass, on the first `prompts` prompts of one kind, generated answers preferred."""
-    generated = [evaluation for evaluation in prepared.work if not evaluation.prompt.teacher_forced]
-    prompt, protocol, methods = (generated or prepared.work)[0]
-    alike = [other for other in prepared.prompts if other.teacher_forced == prompt.teacher_forced]
-    bare = {it.at(it.budget, it.protection, False) for it in methods if it.protected}
-    once = [method for method in methods if method not in bare]  # protection costs nothing
-    merge_records(file, timing_records(runner, alike[:prompts], protocol, once), TIMING_KEY)
-
-
-def run_from_python(
-    config: EvalConfig, loaded: LoadedModel | None = None, *, temporary: bool = False
-) -> pd.DataFrame:
-    """`run`, also of a loaded model; a row per record, in a frame that says what is unfinished."""
-    if loaded is None:
-        records = run(config, temporary=temporary, printed=False)
-    else:
-        model = loaded.model
-        dtype: Any = str(model.dtype).removeprefix("torch.")
-        if dtype not in (known := get_args(DtypeName)):
-            raise UsageError(f"model= computes in {dtype}: load it in one of {', '.join(known)}")
-        with ready(model):
-            name, device = model_name(model) or type(model).__name__, str(model.device)
-            described = replace(config, model=name, dtype=dtype, device=device)
-            records = run(described, loaded, temporary=temporary, printed=False)
-    if config.dry_run or not records:
-        return pd.DataFrame(records)
-    return ResultsFrame.read(config.out)
-
-
-def loaded_model(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, settings: Mapping[str, Any]
-) -> LoadedModel:
-    """A caller's model and tokenizer; UsageError where one is missing or settings contradict it."""
-    if tokenizer is None:
-        raise UsageError("model= is a model object: give its tokenizer=, too")
-    if given := [name for name in ("dtype", "device", "revision") if name in settings]:
-        raise UsageError(f"{given[0]}= is the model's own: leave it out, or name the model")
-    model = unwrap_model(model)
-    check_model(model)
-    return LoadedModel(model=model, tokenizer=tokenizer)
-
-
-@contextmanager
-def ready(model: PreTrainedModel) -> Iterator[None]:
-    """A model as `load_model` gives it, and afterwards as it was."""
-    training = model.training
-    try:
-        with use_kvp_attention(model), torch.no_grad():
-            yield model.train(False)
-    finally:
-        model.train(training)

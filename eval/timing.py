@@ -7,17 +7,20 @@ operations are those of matrix products and attention, which torch counts on the
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from eval.methods import Method
+from eval.prepared_run import PreparedRun
 from eval.prompts import Prompt
 from eval.record_fields import tokens_per_head
-from eval.results.records import Record
+from eval.results.record_schemas import TIMING_ROWS
+from eval.results.records import Record, merge_records
 from eval.runner import Runner, measure_future_attention, select_for_methods
 from kvp.hf import EvictingCache, Prefill
 from kvp.hf.decoding import next_logits
@@ -27,12 +30,21 @@ from kvp.scoring import ALL_QUERIES, Needs, needs_of
 
 DECODED_TOKENS = 8
 """Decode steps timed per record; their median is reported."""
-SECONDS, FLOPS = (
-    (f"prefill_{of}", f"evict_{of}", f"decode_{of}_per_token") for of in ("seconds", "flops")
-)
+SECONDS = ("prefill_seconds", "evict_seconds", "decode_seconds_per_token")
 """Fields of a record: what the three stages of a request take."""
+FLOPS = ("prefill_flops", "evict_flops", "decode_flops_per_token")
 Meter = Callable[[Runner], AbstractContextManager[list[float]]]
 """A context around a piece of work; the list then holds what the work took."""
+
+
+def measure_times(runner: Runner, prepared: PreparedRun, prompts: int, file: Path) -> None:
+    """The timing pass, on the first `prompts` prompts of one kind, generated answers preferred."""
+    generated = [evaluation for evaluation in prepared.work if not evaluation.prompt.teacher_forced]
+    prompt, protocol, methods = (generated or prepared.work)[0]
+    alike = [other for other in prepared.prompts if other.teacher_forced == prompt.teacher_forced]
+    bare = {it.at(it.budget, it.protection, False) for it in methods if it.protected}
+    once = [method for method in methods if method not in bare]  # protection costs nothing
+    merge_records(file, timing_records(runner, alike[:prompts], protocol, once), TIMING_ROWS)
 
 
 def timing_records(
@@ -79,7 +91,7 @@ def _measure_prompt(
     ids = prompt.ids.to(runner.model.device)
     cached = prompt.cached_tokens(protocol)
     before = ids[None, : cached + prompt.fed_again(protocol)]
-    prefills: dict[tuple[int, int | None, bool], tuple[Prefill, float]] = {}
+    prefills: dict[Hashable, tuple[Prefill, float]] = {}
     future: list[Tensor] | None = None
     results = []
     for method in methods:
@@ -87,12 +99,11 @@ def _measure_prompt(
         if needs.future and future is None:
             whole = runner.prefill(prompt, protocol, Needs(queries=ALL_QUERIES))
             future = measure_future_attention(runner, prompt, whole)
-        recorded = needs.queries, needs.hidden_after, needs.every_state
-        if recorded not in prefills:
+        if needs.recorded not in prefills:
             with meter(runner) as took:
                 seen = runner.prefill(prompt, protocol, needs)
-            prefills[recorded] = seen, took[0]
-        seen, prefill = prefills[recorded]
+            prefills[needs.recorded] = seen, took[0]
+        seen, prefill = prefills[needs.recorded]
         with meter(runner) as took:
             # Anew for every method, so that its time includes the extra passes that it needs.
             fresh = seen.with_inputs(runner.model, before, runner.tokenizer)

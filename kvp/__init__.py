@@ -93,7 +93,7 @@ def evaluate(
 
     loaded = None
     if model is not None and not isinstance(model, str | os.PathLike):
-        loaded = import_own("eval.run").loaded_model(model, tokenizer, settings)
+        loaded = import_own("eval.from_python").check_loaded_model(model, tokenizer, settings)
     elif tokenizer is not None:
         raise UsageError("tokenizer= belongs to a model object: a name has its own")
     elif model is not None:
@@ -103,7 +103,9 @@ def evaluate(
         if temporary:
             settings = {"timing_prompts": 0, **settings, "out": f"{folder}/results"}
         config = _config("eval", "EvalConfig", settings)
-        run = import_own("eval.run").run_from_python  # names are checked: torch may be imported
+        run = import_own(
+            "eval.from_python"
+        ).run_from_python  # names are checked: torch may be imported
         table: ResultsFrame | DataFrame = run(config, loaded, temporary=temporary)
         return table
 

@@ -91,6 +91,11 @@ class Needs:
         if self.every_state and self.hidden_after is None:
             raise ValueError("Needs(every_state=True) needs hidden_after, too: 0 or more tokens")
 
+    @property
+    def recorded(self) -> tuple[int, int | None, bool]:
+        """What a prefill records: one prefill serves all methods that record the same."""
+        return self.queries, self.hidden_after, self.every_state
+
 
 @dataclass(frozen=True, kw_only=True)
 class HiddenStates:

@@ -517,25 +517,24 @@ def assert_same_results(tmp_path_factory):
 
     def compare(out, whole, *, but=("out",)):
         from eval.results.folder import load_results
-        from eval.results.parts import results_folder
-        from eval.results.records import KEY_FIELDS, read_records
+        from eval.results.record_schemas import RESULTS_ROWS
+        from eval.results.records import key_of, read_records
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-            folder = results_folder(str(out))
+            left, right = (load_results(name) for name in (out, whole))
         ours, theirs = (
             {
-                tuple(record[name] for name in KEY_FIELDS): record
-                for record in read_records(place / "rows.jsonl", KEY_FIELDS)  # refuses equal keys
+                key_of(record): record
+                for record in read_records(it.folder / "rows.jsonl", RESULTS_ROWS)  # no equal keys
             }
-            for place in (folder, whole)
+            for it in (left, right)
         )
         assert ours == theirs
-        left, right = (load_results(place).manifest for place in (folder, whole))
         for name in ("identity", "policies", "notes", "earlier_runs"):
-            assert left[name] == right[name]
+            assert left.manifest[name] == right.manifest[name]
         other = dict.fromkeys(but)
-        assert {**left["config"], **other} == {**right["config"], **other}
+        assert {**left.manifest["config"], **other} == {**right.manifest["config"], **other}
         assert _names(out) == _names(whole)
 
     return compare

@@ -95,9 +95,8 @@ def read_policy(folder: Place) -> str:
 def read_results(folder: Place) -> str:
     """Digest of what a results folder holds, in any order; times are left out."""
     from eval.results.folder import load_results
-    from eval.results.parts import results_folder
 
-    results = load_results(results_folder(str(folder)))
+    results = load_results(str(folder))
     records = [
         digest({name: value for name, value in record.items() if "seconds" not in name})
         for record in results.records

@@ -106,9 +106,7 @@ def _by_recording(scorers: Mapping[str, Scorer]) -> Iterable[tuple[Needs, list[s
     """Group the methods that one prefill can serve, with the needs of this prefill."""
     groups: dict[object, tuple[Needs, list[str]]] = {}
     for name, scorer in scorers.items():
-        needs = scorer.needs
-        recorded = needs.queries, needs.hidden_after, needs.every_state
-        groups.setdefault(recorded, (needs, []))[1].append(name)
+        groups.setdefault(scorer.needs.recorded, (scorer.needs, []))[1].append(name)
     return groups.values()
 
 

@@ -8,8 +8,8 @@ from rich.filesize import decimal
 
 from eval.results.comparison import Best, Comparison
 from eval.results.method_setting import MethodSetting, PolicyGroups
+from eval.results.record_schemas import TimingRow
 from eval.results.records import group_by
-from eval.results.shapes import TimingRow
 from eval.results.stats import CONFIDENCE, Interval, median_interval
 from kvp.names import FULL, KVZAP, LEARNED
 from policies.registry import SCORERS

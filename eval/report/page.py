@@ -29,7 +29,6 @@ from eval.results.comparison import Comparison, compare_all
 from eval.results.folder import Results, load_results
 from eval.results.frame import tidy
 from eval.results.method_setting import MethodSetting, budget_axis, group_policies, sort_families
-from eval.results.parts import results_folder
 from eval.results.record_names import SEEN
 from eval.results.sentences import findings, sentences, smallest_budgets
 from kvp.artifacts.addresses import is_address
@@ -61,7 +60,7 @@ class Text(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class Section:
     """What the template shows of a comparison, while the reader has chosen its protocol, or none.
 
     Without a setting that answered all prompts it has no picture and no table.
@@ -88,12 +87,12 @@ class Page:
     """What was measured, sentence by sentence."""
     numbers: Sequence[pandas.DataFrame]
     """Of each comparison (`eval.results.frame.tidy`)."""
-    views: Sequence[View]
+    sections: Sequence[Section]
 
     @property
     def pictures(self) -> list[Picture]:
         """All figures."""
-        return [view.picture for view in self.views if view.picture]
+        return [section.picture for section in self.sections if section.picture]
 
 
 def build_page(results: Results) -> Page:
@@ -105,11 +104,11 @@ def build_page(results: Results) -> Page:
     comparisons = [it for it in compared if any(row["budget_spec"] for row in it.records)]
     with Progress("computing intervals", len(comparisons)) as progress:
         numbers = [tidy(comparison) for comparison in progress.over(comparisons)]
-    view = partial(_view, figures.line_styles(families), summarise_timings(results.timing, groups))
+    styles, timings = figures.line_styles(families), summarise_timings(results.timing, groups)
     return Page(
         results=results, families=families, comparisons=comparisons, numbers=numbers,
         measured=dict.fromkeys(map(describe_data, compared)),
-        views=[*map(view, comparisons, numbers)],
+        sections=[*map(partial(_section, styles, timings), comparisons, numbers)],
     )  # fmt: skip
 
 
@@ -155,12 +154,12 @@ def render(page: Page) -> str:
     )
 
 
-def _view(
+def _section(
     styles: figures.Styles,
     timings: Sequence[Timing],
     comparison: Comparison,
     numbers: pandas.DataFrame,
-) -> View:
+) -> Section:
     name = f"{comparison.kind}-{comparison.protocol}"
     measure = comparison.measure.title.removesuffix(", %").capitalize()
     title = f"{measure}, {SEEN[comparison.protocol]}"
@@ -173,7 +172,7 @@ def _view(
             caption=f"{measure} against budget. {_describe_drawn(comparison, shown)}.",
         )
         table = tables.make_score_table(comparison, tables.choose_rows(comparison))
-    return View(
+    return Section(
         ident=name, title=title, protocol=comparison.protocol, picture=picture, table=table,
         texts=list(_sentences(comparison, timings)),
         folded=_folded_tables(comparison, numbers, timings),
@@ -257,14 +256,13 @@ def run(config: ReportConfig) -> None:
     """Run kvp report; raises KvpError on anything the user can mend."""
     if config.out is None and is_address(config.results):
         raise UsageError(f"--out is missing: a page cannot be written to {config.results}")
-    folder = results_folder(config.results)
     out = Path(config.out or Path(config.results, "report.html"))
     png = Path(config.png) if config.png else None
     if out.is_file() and GENERATOR.encode() not in out.read_bytes()[:8192]:
         raise UsageError(
             f"--out: {out} was not written by kvp report and would be lost; name another path"
         )
-    results = load_results(folder)
+    results = load_results(config.results)
     page = build_page(results)
     text = render(page).encode("utf-8", "backslashreplace")
     pictures = page.pictures if png else []

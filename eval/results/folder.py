@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from eval.results.method_setting import PolicyGroups, group_policies
+from eval.results.parts import fetch_results_folder
 from eval.results.record_names import MANIFEST, NO_RESULTS, ROWS, TIMING
-from eval.results.records import KEY_FIELDS, SETTING_FIELDS, TIMING_KEY, Key, key_of, read_records
+from eval.results.record_schemas import RESULTS_ROWS, TIMING_ROWS, ResultsRow, TimingRow
+from eval.results.records import SETTING_FIELDS, Key, key_of, read_records
 from eval.results.sealing import describe_changes
-from eval.results.shapes import ResultsRow, TimingRow
 from eval.results.tuned_settings import TunedMethod, TunedSettings
 from kvp.artifacts.manifest import Format, shown_text
 from kvp.data.tasks import ruler_share
@@ -146,7 +147,12 @@ class Results:
         return [(entry, split) for entry, split in chosen if entry.protocol == protocol]
 
 
-def load_results(folder: Path) -> Results:
+def load_results(name: str | Path) -> Results:
+    """Read the results folder at a path or an address; KvpError where it is none or damaged."""
+    return read_folder(fetch_results_folder(str(name)))
+
+
+def read_folder(folder: Path) -> Results:
     """Read a results folder; ResultsError, naming the file, where it is none or damaged."""
     if not folder.is_dir():
         raise ResultsError(NO_RESULTS.format(folder))
@@ -155,9 +161,9 @@ def load_results(folder: Path) -> Results:
     manifest = FORMAT.read(folder / MANIFEST, ResultsError)
     notes = [*map(shown_text, manifest.get("notes", []))]
     read: dict[str, tuple[Any, ...]] = {ROWS: (), TIMING: ()}
-    for name, key in ((ROWS, KEY_FIELDS), (TIMING, TIMING_KEY)):
-        if (folder / name).exists():
-            read[name] = tuple(read_records(folder / name, key))
+    for kind in (RESULTS_ROWS, TIMING_ROWS):
+        if (folder / (name := kind.file)).exists():
+            read[name] = tuple(read_records(folder / name, kind))
             if (folder / name).read_bytes()[-1:] not in (b"", b"\n"):
                 notes.append(f"The last line of {name} is torn (an interrupted run) and left out.")
     if not read[ROWS]:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from eval.results.record_names import DEFAULT_VARIANT, ORACLE, SELF_SIZED
+from eval.results.record_schemas import MethodFields, ResultsRow
 from eval.results.records import group_by
-from eval.results.shapes import MethodFields, ResultsRow
 from kvp.names import CALIBRATED, FULL, LEARNED, UNIFORM
 
 PROTECTED = " +p"

@@ -10,9 +10,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from eval.results.record_names import ROWS
-from eval.results.records import KEY_FIELDS, Record, RecordFile, key_of, read_records, record_lines
+from eval.results.record_schemas import RESULTS_ROWS
+from eval.results.records import Record, RecordFile, key_of, read_records
 from kvp.artifacts.addresses import Place, files_below, place
-from kvp.artifacts.files import cache_folder, copy_files, digest_json, is_partial, staging_folder
+from kvp.artifacts.files import (
+    JsonLines,
+    cache_folder,
+    copy_files,
+    digest_json,
+    is_partial,
+    staging_folder,
+)
 from kvp.errors import AddressError, ResultsError
 
 PARTS = "rows"
@@ -38,18 +46,20 @@ class RecordParts(RecordFile):
         if new:
             name = f"{digest_json(sorted(map(str, map(key_of, new))))[:32]}.jsonl"
             self._folder.mkdir(parents=True, exist_ok=True)
-            record_lines(self._folder / name, KEY_FIELDS).rewrite(new)
+            JsonLines(self._folder / name, RESULTS_ROWS.check).rewrite(new)
             self._remember(new)
             self._known.add(name)
 
-    def join(self, file: Path) -> None:
+    def write_whole(self, file: Path) -> None:
         """Write all records, in the order of their keys, to a file."""
         records: dict[tuple[object, ...], Record] = {}
         for record in self._read(self._names()):
             records.setdefault(key_of(record), record)
-        record_lines(file, KEY_FIELDS).rewrite(records[key] for key in sorted(records, key=str))
+        JsonLines(file, RESULTS_ROWS.check).rewrite(
+            records[key] for key in sorted(records, key=str)
+        )
 
-    def delete(self) -> None:
+    def delete_parts(self) -> None:
         """Delete the parts whose records are in rows.jsonl."""
         for name in self._known:
             (self._folder / name).unlink(missing_ok=True)
@@ -67,18 +77,18 @@ class RecordParts(RecordFile):
                 yield from records
         self._known |= names
         if self.path.exists():
-            yield from read_records(self.path, KEY_FIELDS)
+            yield from read_records(self.path, RESULTS_ROWS)
 
     def _part(self, name: str) -> list[Record]:
         try:
-            return [*read_records(self._folder / name, KEY_FIELDS)]
+            return [*read_records(self._folder / name, RESULTS_ROWS)]
         except ResultsError:
             if (self._folder / name).exists():
                 raise
             return []
 
 
-def results_folder(name: str) -> Path:
+def fetch_results_folder(name: str) -> Path:
     """A local results folder, or a copy of one elsewhere or in parts; AddressError for none."""
     source = place(name)
     if isinstance(source, Path) and not (source / PARTS).is_dir():
@@ -90,5 +100,5 @@ def results_folder(name: str) -> Path:
     if not names:
         raise AddressError(f"{source} does not exist; is this a results folder?")
     copy_files(source, folder, [inner for inner in names if "/" not in inner])
-    RecordParts(source).join(folder / ROWS)
+    RecordParts(source).write_whole(folder / ROWS)
     return folder

@@ -4,12 +4,12 @@ All records of one prompt are appended in one write (`kvp.artifacts.files`), so 
 repeats whole prompts. `docs/formats.md` defines the fields.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from eval.results.record_names import ROWS, TIMING
-from eval.results.shapes import CHECKS
+from eval.results.record_schemas import RESULTS_ROWS, RecordKind
 from kvp.artifacts.addresses import Place
 from kvp.artifacts.files import JsonLines
 from kvp.errors import ResultsError
@@ -20,21 +20,11 @@ Record = dict[str, Any]
 Key = tuple[Any, ...]
 Item = TypeVar("Item")
 
-_METHOD_KEY = ("model", "method", "variant", "allocator", "protected", "policy", "protocol")
-KEY_FIELDS = (*_METHOD_KEY, "task", "budget_spec", "example")
-"""Fields that together identify a record."""
-TIMING_KEY = (*_METHOD_KEY, "budget_spec")
 SETTING_FIELDS = ("method", "variant", "allocator", "policy", "protected", "budget_spec")
 """Fields that tell records of one prompt under one protocol apart."""
-_CHECKS = {KEY_FIELDS: CHECKS[ROWS], TIMING_KEY: CHECKS[TIMING]}
 
 
-def record_lines(path: Place, key_fields: Sequence[str]) -> JsonLines:
-    """A file of records of these keys, checked when they are written and when they are read."""
-    return JsonLines(path, _CHECKS.get(tuple(key_fields)))
-
-
-def key_of(record: Mapping[str, Any], fields: Iterable[str] = KEY_FIELDS) -> Key:
+def key_of(record: Mapping[str, Any], fields: Iterable[str] = RESULTS_ROWS.key) -> Key:
     """Values of some fields of a record; KeyError where it lacks one."""
     return tuple(record[field] for field in fields)
 
@@ -68,14 +58,25 @@ class RecordFile:
 
     def refresh(self) -> None:
         """Read the file, dropping a torn last line; raises ResultsError on damage."""
-        record_lines(self.path, KEY_FIELDS).cut_torn_line()
-        self._remember(read_records(self.path, KEY_FIELDS) if self.path.exists() else ())
+        self._lines.cut_torn_line()
+        self._remember(read_records(self.path, RESULTS_ROWS) if self.path.exists() else ())
 
     def append(self, records: Iterable[Record]) -> None:
         """Append records in one write, flushed to the disk."""
         records = list(records)
-        record_lines(self.path, KEY_FIELDS).append(records)
+        self._lines.append(records)
         self._remember(records)
+
+    def write_whole(self, file: Path) -> None:
+        """Write all records to a file, where they are not in it already."""
+        assert file == self.path, "a file is written where it is"
+
+    def delete_parts(self) -> None:
+        """Delete what is no longer needed once the records stand in one file: nothing."""
+
+    @property
+    def _lines(self) -> JsonLines:
+        return JsonLines(self.path, RESULTS_ROWS.check)
 
     def _remember(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -83,8 +84,8 @@ class RecordFile:
             self.digests[record["task"], record["example"]] = record["prompt_digest"]
 
 
-def read_records(path: Place, key_fields: Sequence[str] = ()) -> Iterator[Record]:
-    """Records of a JSON-lines file in order, without a torn last line.
+def read_records(path: Place, kind: RecordKind | None = None) -> Iterator[Record]:
+    """Records of a JSON-lines file in order, without a torn last line; unchecked without a `kind`.
 
     Raises ResultsError, naming file and line, on a missing file, on a damaged line before the last,
     where different records have the same key, and where a record has another shape.
@@ -92,18 +93,17 @@ def read_records(path: Place, key_fields: Sequence[str] = ()) -> Iterator[Record
     if not path.exists():
         raise ResultsError(f"{path} does not exist; is this a results folder?")
     lines: dict[Key, tuple[int, int]] = {}
-    for number, record in record_lines(path, key_fields).numbered():
-        key = key_of(record, key_fields)
+    for number, record in JsonLines(path, kind.check if kind else None).numbered():
         this = number, hash(repr(record))
-        first = lines.setdefault(key, this) if key_fields else this
+        first = lines.setdefault(key_of(record, kind.key), this) if kind else this
         if first[1] != this[1]:
             raise ResultsError(f"{path} line {number} repeats line {first[0]}; delete that line")
         if first == this:  # else a writer was stopped, and another one took its place
             yield record
 
 
-def merge_records(path: Path, records: Iterable[Record], key_fields: Sequence[str]) -> None:
+def merge_records(path: Path, records: Iterable[Record], kind: RecordKind) -> None:
     """Rewrite a JSON-lines file: the given records replace those with the same key."""
-    there = read_records(path, key_fields) if path.exists() else ()
-    merged = {key_of(record, key_fields): record for record in (*there, *records)}
-    record_lines(path, key_fields).rewrite(merged.values())
+    earlier = read_records(path, kind) if path.exists() else ()
+    merged = {key_of(record, kind.key): record for record in (*earlier, *records)}
+    JsonLines(path, kind.check).rewrite(merged.values())

@@ -160,7 +160,7 @@ def run(config: TuneConfig) -> TunedSettings:
     phase("preparing prompts")
     digests = file_digests(split_list(config.policies), methods, eval_config.task_list)
     with open_folder(eval_config, digests) as output:
-        prepared = prepare(eval_config, methods, default_budgets=TuneConfig.budgets)
+        prepared = prepare(eval_config, methods)
         for note in prepared.notes:
             say(f"note: {note}")
         tuning = Tuning(config, prepared, spaces)

@@ -257,7 +257,7 @@ def _number(flag: Flag, value: object) -> int | float:
     if type(value) in ((str, int) if flag.kind is int else (str, int, float)):
         with suppress(ValueError, OverflowError):
             number: int | float = flag.kind(value)
-            if abs(number) < 2**60:  # what rows hold (`eval.results.shapes`)
+            if abs(number) < 2**60:  # what rows hold (`eval.results.record_schemas`)
                 return number
     what = "a whole number" if flag.kind is int else "a number"
     raise UsageError(f"--{flag.name} must be {what} below 2**60, got {value!r}")

@@ -28,10 +28,10 @@ def _prepare(folder, loaded=False, methods=(), **settings):
     return prepare(config, made, LoadedModel(*load_model(str(folder))) if loaded else None)
 
 
-def test_small_budgets_are_noted_where_they_were_asked_for(model_folder):
-    for budgets, noted in (("10%", True), (EvalConfig.budgets, False)):  # 26 or 16 tokens
-        notes = " ".join(_prepare(model_folder, budgets=budgets).notes)
-        assert ("(query_agnostic): --budgets 10% is below the 20 protected" in notes) == noted
+def test_small_budgets_are_noted_also_where_they_are_the_default(model_folder):
+    for budgets, named in (("10%", "10%"), (EvalConfig.budgets, "6%, 9%")):  # of 160 tokens
+        notes = _prepare(model_folder, budgets=budgets).notes
+        assert f"(query_agnostic): --budgets {named}: below the 20 protected" in " ".join(notes)
 
 
 @pytest.mark.parametrize("loaded", [False, True])
@@ -73,8 +73,7 @@ def test_a_short_prompt_keeps_the_protected_tokens_and_stops_nothing():
         sizes = [settings[0].tokens(length) for length in lengths]
         assert (len(settings), sizes) == (count, [4, 20, 40])
         assert notes == [
-            "--budgets 10% is below the 20 protected tokens for 2 of 3 prompts: these keep the "
-            "protected ones"
+            "--budgets 10%: below the 20 protected tokens for 2 of 3 prompts, which keep these"
         ]
 
 
@@ -86,9 +85,8 @@ def test_budgets_below_the_protected_tokens_of_every_prompt_are_noted_or_refused
         (False, "10%"), (False, "15"), (True, "30"), (False, "30"), (True, "30"),
     ]  # fmt: skip
     assert [note.partition(";")[0] for note in notes] == [
-        "--budgets 10% is below the 20 protected tokens: run without protection only",
-        "--budgets 15 is below the 20 protected tokens: run without protection only",
-        "--budgets 30: half of it or more are the 20 protected tokens",
+        "--budgets 10%, 15: below the 20 protected tokens, so run without protection only",
+        "--budgets 30: half or more are the 20 protected tokens",
         "--budgets 10%, 15: tova +p, tuned with protection, is left out",
     ]
     with pytest.raises(UsageError, match="15 is below the 20 protected tokens; raise it"):

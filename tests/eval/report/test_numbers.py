@@ -11,8 +11,9 @@ from eval.report import tables
 from eval.report.costs import summarise_timings
 from eval.report.figures import drawn_settings, line_styles
 from eval.results.captions import describe_left_out
+from eval.results.closing import closing_text
 from eval.results.estimates import make_estimates
-from eval.results.frame import closing_text, tidy
+from eval.results.frame import tidy
 from eval.results.method_setting import are_shares, budget_axis, group_policies
 from eval.results.sentences import sentences
 from eval.results.setting_choice import choose_settings

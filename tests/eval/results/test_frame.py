@@ -9,9 +9,10 @@ import pandas
 import pytest
 
 from eval.results.captions import describe_data
+from eval.results.closing import closing_text
 from eval.results.comparison import compare_all
 from eval.results.folder import Results
-from eval.results.frame import OVERALL, closing_text, tidy
+from eval.results.frame import OVERALL, tidy
 from eval.results.sentences import findings, sentences
 from eval.results.task_sorting import sort_tasks
 from eval.results.tuned_settings import ScoredSetting, TunedMethod, TunedSettings

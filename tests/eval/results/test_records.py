@@ -4,8 +4,8 @@ import pytest
 from toy_results import result_record
 
 from eval.results.parts import RecordParts
-from eval.results.records import KEY_FIELDS, RecordFile, key_of, merge_records, read_records
-from eval.results.shapes import ResultsRow, TimingRow
+from eval.results.record_schemas import RESULTS_ROWS, RecordKind, ResultsRow, TimingRow
+from eval.results.records import RecordFile, key_of, merge_records, read_records
 from kvp.artifacts.files import JsonLines
 from kvp.errors import ResultsError
 
@@ -30,16 +30,16 @@ def test_two_records_of_one_key_are_refused(tmp_path):
     path = tmp_path / "rows.jsonl"
     RecordFile(path).append([_record("a"), _record("b")])
     JsonLines(path).append([_record("b")])  # of a writer that was stopped and replaced
-    assert [record["example"] for record in read_records(path, KEY_FIELDS)] == ["a", "b"]
+    assert [record["example"] for record in read_records(path, RESULTS_ROWS)] == ["a", "b"]
     JsonLines(path).append([_record("a", score=0.5)])
     with pytest.raises(ResultsError, match=r"rows\.jsonl line 4 repeats line 1"):
         RecordFile(path)
 
 
 def test_merging_replaces_records_of_the_same_key_only(tmp_path):
-    path = tmp_path / "timing.jsonl"
-    merge_records(path, [{"m": "a", "s": 1}, {"m": "b", "s": 2}], ["m"])
-    merge_records(path, [{"m": "b", "s": 3}, {"m": "c", "s": 4}], ["m"])
+    path, kind = tmp_path / "timing.jsonl", RecordKind("timing.jsonl", ["m"], dict)
+    merge_records(path, [{"m": "a", "s": 1}, {"m": "b", "s": 2}], kind)
+    merge_records(path, [{"m": "b", "s": 3}, {"m": "c", "s": 4}], kind)
     assert list(read_records(path)) == [{"m": "a", "s": 1}, {"m": "b", "s": 3}, {"m": "c", "s": 4}]
     assert [entry.name for entry in tmp_path.iterdir()] == ["timing.jsonl"]
 
@@ -53,17 +53,17 @@ def test_parts_of_several_workers_are_joined_to_the_same_file_twice(tmp_path):
     assert first.values.keys() == {key_of(_record(name)) for name in "abc"}
     assert first.digests == {("x", "a"): "0", ("x", "b"): "x", ("x", "c"): "0"}
     rows = tmp_path / "rows.jsonl"
-    first.join(rows)
+    first.write_whole(rows)
     content = rows.read_bytes()
-    assert [record["example"] for record in read_records(rows, KEY_FIELDS)] == list("abc")
-    second.join(rows)
+    assert [record["example"] for record in read_records(rows, RESULTS_ROWS)] == list("abc")
+    second.write_whole(rows)
     assert rows.read_bytes() == content
     (tmp_path / "rows" / "a.jsonl").write_bytes(b'{"half": \n')
     with pytest.raises(ResultsError, match=r"rows/a\.jsonl line 1 is damaged"):
         RecordParts(tmp_path)
     (tmp_path / "rows" / "a.jsonl").unlink()
-    first.delete()
-    second.join(rows)  # the parts are gone, the records are not
+    first.delete_parts()
+    second.write_whole(rows)  # the parts are gone, the records are not
     assert rows.read_bytes() == content
     assert RecordParts(tmp_path).values == first.values
 
@@ -84,7 +84,7 @@ def test_what_would_be_refused_on_reading_is_not_written(changes, named, tmp_pat
         with pytest.raises(ResultsError, match=f"cannot hold a record.*{named}"):
             rows.append([_record("b"), _record("c", **changes)])
     with pytest.raises(ResultsError, match="cannot hold a record"):
-        merge_records(tmp_path / "rows.jsonl", [_record("c", **changes)], KEY_FIELDS)
+        merge_records(tmp_path / "rows.jsonl", [_record("c", **changes)], RESULTS_ROWS)
     assert (tmp_path / "rows.jsonl").read_bytes() == before
     assert not [*tmp_path.glob("shared/*/*")]
 

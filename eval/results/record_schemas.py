@@ -5,7 +5,8 @@ Files may come from anyone; further fields are allowed and not checked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, NotRequired
 
@@ -86,11 +87,27 @@ def _rule(holds: Callable[[Any], bool]) -> AfterValidator:
     return AfterValidator(check)
 
 
-_KINDS: dict[str, Any] = {
-    ROWS: Annotated[ResultsRow, _rule(_is_scored)],
-    TIMING: Annotated[TimingRow, _rule(_is_sized)],
-}
-CHECKS: dict[str, Callable[..., object]] = {
-    name: partial(TypeAdapter(kind).validate_python, strict=True) for name, kind in _KINDS.items()
-}
-"""File name -> function that raises a ValueError on a line that does not fit."""
+def _check_of(schema: Any) -> Callable[..., object]:  # noqa: ANN401
+    return partial(TypeAdapter(schema).validate_python, strict=True)
+
+
+@dataclass(frozen=True)
+class RecordKind:
+    """A file of records."""
+
+    file: str
+    key: Sequence[str]
+    """Fields that together identify a record."""
+    check: Callable[..., object]
+    """Raises a ValueError on a record that does not fit."""
+
+
+_METHOD_KEY = ("model", "method", "variant", "allocator", "protected", "policy", "protocol")
+RESULTS_ROWS = RecordKind(
+    ROWS,
+    (*_METHOD_KEY, "task", "budget_spec", "example"),
+    _check_of(Annotated[ResultsRow, _rule(_is_scored)]),
+)
+TIMING_ROWS = RecordKind(
+    TIMING, (*_METHOD_KEY, "budget_spec"), _check_of(Annotated[TimingRow, _rule(_is_sized)])
+)
