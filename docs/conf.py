@@ -20,7 +20,7 @@ from sphinx.application import Sphinx
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from kvp.program.table import PROGRAMS  # noqa: E402
+from kvp.program.programs import PROGRAMS  # noqa: E402
 
 HELP = "<!-- help of all programs -->"
 

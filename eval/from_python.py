@@ -22,7 +22,7 @@ from kvp.hf.model_identity import model_name
 
 
 def run_from_python(
-    config: EvalConfig, loaded: LoadedModel | None = None, *, temporary: bool = False
+    config: EvalConfig, loaded: LoadedModel | None = None, temporary: bool = False
 ) -> pd.DataFrame:
     """`run`, also of a loaded model; a row per record, in a frame that says what is unfinished."""
     if loaded is None:

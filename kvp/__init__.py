@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
-from functools import cache, partial, wraps
-from inspect import signature
+from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kvp.errors import UsageError, did_you_mean, in_python
+from kvp.errors import UsageError
 from kvp.own_packages import import_own
+from kvp.program.from_python import in_python, make_settings, take_names
 from kvp.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -102,11 +101,9 @@ def evaluate(
     with TemporaryDirectory(prefix="kvp-results-") as folder:
         if temporary:
             settings = {"timing_prompts": 0, **settings, "out": f"{folder}/results"}
-        config = _config("eval", "EvalConfig", settings)
-        run = import_own(
-            "eval.from_python"
-        ).run_from_python  # names are checked: torch may be imported
-        table: ResultsFrame | DataFrame = run(config, loaded, temporary=temporary)
+        config = make_settings("eval", "EvalConfig", settings)
+        evaluation = import_own("eval.from_python")  # names are checked: torch may be imported
+        table: ResultsFrame | DataFrame = evaluation.run_from_python(config, loaded, temporary)
         return table
 
 
@@ -121,29 +118,7 @@ def read_results(folder: str | os.PathLike[str]) -> ResultsFrame:
 
 
 def _run(package: str, config: str, settings: dict[str, Any]) -> None:
-    import_own(f"{package}.run").run(_config(package, config, settings))
-
-
-def _config(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401
-    """The config of a program; UsageError, naming the setting, on what cannot work."""
-    from kvp.program.command_line import flags_of, make_config, python_value
-
-    if (tasks := settings.get("tasks")) is not None:  # names and objects
-        tasks = [tasks] if isinstance(tasks, str) else tasks
-        if not isinstance(tasks, Iterable):
-            raise UsageError(f"tasks={tasks!r:.60} is an object; put it in a list")
-        if settings.get("engine") == "ray" and not all(isinstance(task, str) for task in tasks):
-            raise UsageError("engine='ray' takes tasks by name: objects stay in a process")
-        settings = {**settings, "tasks": import_own("kvp.data.tasks").named_tasks(tasks)}
-    kind = getattr(import_own(f"{package}.config"), config)
-    flags = flags_of(kind, settings.get("preset"))
-    for name in settings:
-        if name not in flags:
-            raise UsageError(f"unknown setting {name!r}{did_you_mean(name, flags)}")
-    given = {name: python_value(flags[name], value) for name, value in settings.items()}
-    made = make_config(kind, flags, given)
-    made.check_names()
-    return made
+    import_own(f"{package}.run").run(make_settings(package, config, settings))
 
 
 def __dir__() -> list[str]:
@@ -151,37 +126,29 @@ def __dir__() -> list[str]:
 
 
 @cache
-def _load(name: str, _: object) -> Any:  # noqa: ANN401
+def _load(name: str) -> Any:  # noqa: ANN401
     """A name of `_MODULES`; functions have the messages of `in_python`."""
     thing = getattr(import_own(_MODULES[name]), name)
+    if isinstance(thing, type):
+        return thing
     if name in ("compress", "evicting", "prefill_and_evict"):
-        thing = _take_names(thing)
-    return thing if isinstance(thing, type) else in_python()(thing)
+        thing = take_names(thing, import_own("policies").resolve_method)
+    function = in_python()(thing)
+    function.__module__, function.__qualname__ = __name__, name  # where pickle finds it
+    return function
 
 
-def _take_names(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `scorer` and `allocator` of a function be names: "snapkv+ada", "nano", "org/name"."""
-
-    @wraps(function)
-    def taking_names(*args: Any, **options: Any) -> Any:  # noqa: ANN401
-        known = signature(function)
-        if unknown := [name for name in options if name not in known.parameters]:
-            near = did_you_mean(unknown[0], known.parameters) or "; `budget` says how much stays"
-            raise TypeError(f"{function.__name__} has no argument {unknown[0]!r}{near}")
-        try:
-            given = known.bind(*args, **options)
-        except TypeError as error:
-            raise TypeError(f"{function.__name__}() {error}") from None
-        sides = given.arguments["scorer"], given.arguments.get("allocator")
-        if any(isinstance(side, str) for side in sides):
-            made = import_own("policies").resolve_method(*sides)
-            given.arguments["scorer"], given.arguments["allocator"] = made
-        return function(*given.args, **given.kwargs)
-
-    return taking_names
+def _lazy(name: str) -> property:
+    """A name that is loaded when it is read, and may be replaced, as by mock.patch."""
+    replaced: dict[str, Any] = {}
+    return property(
+        lambda _: replaced[name] if name in replaced else _load(name),
+        lambda _, value: replaced.update({name: value}),
+        lambda _: replaced.pop(name),
+    )
 
 
 # Properties and no `__getattr__`: `kvp.<TAB>` lists properties without reading them, so that
 # completion imports nothing either.
-_PROPERTIES = {name: property(partial(_load, name)) for name in _MODULES}
+_PROPERTIES = {name: _lazy(name) for name in _MODULES}
 sys.modules[__name__].__class__ = type("Package", (ModuleType,), _PROPERTIES)

@@ -3,9 +3,7 @@
 Bugs are not `KvpError`s: they keep their traceback. How a program ends: `kvp.program.exit_codes`.
 """
 
-import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from difflib import get_close_matches
 from textwrap import shorten
 
@@ -74,16 +72,3 @@ def name_meant(name: str, names: Iterable[str], unlisted: Iterable[str] = ()) ->
     known = list(names)
     guess = did_you_mean(name, [*known, *unlisted])
     return f"{guess}; use {', '.join(known)} or package.module:Name"
-
-
-@contextmanager
-def in_python() -> Iterator[None]:
-    """Around a call from Python: settings have no dashes but in commands of kvp and in quotes."""
-    try:
-        yield
-    except KvpError as error:
-        programs = "collect|train|eval|report|list|tune|evolve|merge|compress|lm-eval"
-        command = rf"\bkvp (?:{programs})\b(?:[^,;:.)]|[,;:.](?=\S))*"  # to the end of its clause
-        quoted = r"(?<!\w)'[^']*'|(?<!\w)\"[^\"]*\""
-        error.args = (re.sub(rf"({command}|{quoted})|(?<![\w-])--(?=[a-z])", r"\1", str(error)),)
-        raise

@@ -15,7 +15,7 @@ from eval.lm_harness.compression import parse_compression
 from eval.lm_harness.model import load as load_harness_model
 from kvp.errors import UsageError
 from kvp.program.command_line import flags_given, flags_of, parse_arguments, parse_value
-from kvp.program.table import PROGRAMS, SCRIPTS, load
+from kvp.program.programs import PROGRAMS, SCRIPTS, load
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = {

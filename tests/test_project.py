@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvp.program.command_line import flags_of
-from kvp.program.table import PROGRAMS, SCRIPTS, load
+from kvp.program.programs import PROGRAMS, SCRIPTS, load
 
 CONFIGS = [load(program.config) for program in PROGRAMS.values() if program.config is not None]
 ROOT = Path(__file__).parent.parent

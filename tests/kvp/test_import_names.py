@@ -1,13 +1,16 @@
 """Public names and programs work in a folder whose modules are named as our packages are."""
 
+import pickle
 import tomllib
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 import kvp
-from kvp.errors import UsageError, in_python
-from kvp.program.table import PROGRAMS
+from kvp.errors import UsageError
+from kvp.program.from_python import in_python
+from kvp.program.programs import PROGRAMS
 
 ROOT = Path(kvp.__file__).parent.parent
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -78,5 +81,16 @@ def test_programs_from_python_take_the_flags_as_keywords(tmp_path):
         kvp.evaluate(out="o", protocols=["query_aware", "b"])  # a list in place of commas
     assert kvp.collect(out=str(tmp_path / "traces"), dry_run=True) is None
     for of in PROGRAMS:
-        with pytest.raises(UsageError, match=f"^kvp is a '--e'; kvp {of} --b 5,c, d$"), in_python():
-            raise UsageError(f"kvp is --a '--e'; kvp {of} --b 5,c, --d")
+        text = f"kvp is --out '--seed'; kvp {of} --b 5,c, --data: use the --fast option"
+        with pytest.raises(UsageError) as refused, in_python():
+            raise UsageError(text)
+        assert str(refused.value) == text.replace("--out", "out").replace("--data", "data")
+
+
+def test_functions_can_be_pickled_and_replaced():
+    for name in ("load_policy", "make_scorer", "evicting", "evaluate"):
+        function = getattr(kvp, name)
+        assert pickle.loads(pickle.dumps(function)) is function
+        with mock.patch(f"kvp.{name}", return_value=1):
+            assert getattr(kvp, name)() == 1
+        assert getattr(kvp, name) is function

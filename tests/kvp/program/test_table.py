@@ -12,7 +12,8 @@ import pytest
 from kvp import __version__
 from kvp.names import ALLOCATOR_NAMES, KVZAP, NULLS, SCORER_NAMES
 from kvp.program.command_line import flags_of
-from kvp.program.table import PROGRAMS, load, main, run_program
+from kvp.program.programs import PROGRAMS, load
+from kvp.program.table import main, run_program
 from policies import registry
 
 HEAVY = "{'torch', 'transformers', 'numpy', 'scipy', 'zarr', 'matplotlib', 'lm_eval'}"

@@ -1,0 +1,80 @@
+"""Programs and functions from Python: settings as keywords, names of methods, and messages."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
+from inspect import signature
+from typing import Any
+
+from kvp.errors import KvpError, UsageError, did_you_mean
+from kvp.own_packages import import_own
+from kvp.program.command_line import flags_of, make_config, python_value
+from kvp.program.programs import PROGRAMS, load
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """Around a call from Python: flags have no dashes but in commands of kvp and in quotes."""
+    try:
+        yield
+    except KvpError as error:
+        command = rf"\bkvp (?:{'|'.join(PROGRAMS)})\b(?:[^,;:.)]|[,;:.](?=\S))*"  # its whole clause
+        quoted = r"(?<!\w)'[^']*'|(?<!\w)\"[^\"]*\""
+        flag = rf"(?<![\w-])--(?=(?:{'|'.join(_flags())})(?![\w-]))"
+        error.args = (re.sub(rf"({command}|{quoted})|{flag}", r"\1", str(error)),)
+        raise
+
+
+def _flags() -> set[str]:
+    """Flags of all programs, as far as no package of the caller's has taken their names."""
+    flags: set[str] = set()
+    for program in PROGRAMS.values():
+        with suppress(ImportError):
+            flags.update(flags_of(load(program.config)) if program.config else ())
+    return flags
+
+
+def make_settings(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401
+    """The config of a program; UsageError, naming the setting, on what cannot work."""
+    if (tasks := settings.get("tasks")) is not None:  # names and objects
+        tasks = [tasks] if isinstance(tasks, str) else tasks
+        if not isinstance(tasks, Iterable):
+            raise UsageError(f"tasks={tasks!r:.60} is an object; put it in a list")
+        if settings.get("engine") == "ray" and not all(isinstance(task, str) for task in tasks):
+            raise UsageError("engine='ray' takes tasks by name: objects stay in a process")
+        settings = {**settings, "tasks": import_own("kvp.data.tasks").named_tasks(tasks)}
+    config_class = load(f"{package}.config:{config}")
+    flags = flags_of(config_class, settings.get("preset"))
+    for name in settings:
+        if name not in flags:
+            raise UsageError(f"unknown setting {name!r}{did_you_mean(name, flags)}")
+    values = {name: python_value(flags[name], value) for name, value in settings.items()}
+    made = make_config(config_class, flags, values)
+    made.check_names()
+    return made
+
+
+def take_names(function: Callable[..., Any], resolve: Callable[..., Any]) -> Callable[..., Any]:
+    """Let `scorer` and `allocator` of a function be names: "snapkv+ada", "nano", "org/name".
+
+    `resolve` makes objects of both.
+    """
+
+    @wraps(function)
+    def taking_names(*args: Any, **options: Any) -> Any:  # noqa: ANN401
+        known = signature(function)
+        if unknown := [name for name in options if name not in known.parameters]:
+            near = did_you_mean(unknown[0], known.parameters) or "; `budget` says how much stays"
+            raise TypeError(f"{function.__name__} has no argument {unknown[0]!r}{near}")
+        try:
+            given = known.bind(*args, **options)
+        except TypeError as error:
+            raise TypeError(f"{function.__name__}() {error}") from None
+        sides = given.arguments["scorer"], given.arguments.get("allocator")
+        if any(isinstance(side, str) for side in sides):
+            made = resolve(*sides)
+            given.arguments["scorer"], given.arguments["allocator"] = made
+        return function(*given.args, **given.kwargs)
+
+    return taking_names
