@@ -9,6 +9,7 @@ from typing import Any
 from warnings import catch_warnings
 
 from eval.compress_config import CompressConfig
+from kvp.allocation import check_fits_model
 from kvp.artifacts.claim import FolderKind, OutputFolder
 from kvp.budgets import parse_budget
 from kvp.data.rows.files import Tally, files_of, read_rows, read_text
@@ -21,7 +22,6 @@ from kvp.hf.model_config import context_limit
 from kvp.messages import Text, check_messages
 from kvp.plugins import require
 from kvp.progress import Progress, say
-from kvp.ranking import check_geometry
 from kvp.scoring import ScorerParts
 from policies import load_policy, make_scorer, resolve_method
 
@@ -41,7 +41,7 @@ def run(config: CompressConfig) -> None:
         if config.model == type(config).model:
             config = replace(config, model=config.gguf)
     model_config = load_config(config.model, revision=config.revision)
-    check_geometry(scorer, geometry_of(model_config), allocator)
+    check_fits_model(scorer, geometry_of(model_config), allocator)
     documents, tokenizer = dict(_documents(config.documents)), load_configured_tokenizer(config)
     limit, budget = context_limit(model_config), parse_budget(config.budget)
     for name, text in documents.items():

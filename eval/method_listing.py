@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
+from kvp.allocation import AllocatorParts
 from kvp.names import ALL_NULLS, FULL, KVZAP, LEARNED, NULLS
 from kvp.program.settings import Group
-from kvp.ranking import AllocatorParts
 from kvp.scoring import ALL_QUERIES, Needs
 from policies.base import Component
 from policies.registry import ALLOCATORS, SCORERS

@@ -15,11 +15,12 @@ from eval.results.method_setting import MethodSetting
 from eval.results.record_names import DEFAULT_VARIANT, SELF_SIZED
 from eval.results.records import SETTING_FIELDS, Key, key_of
 from eval.results.tuned_settings import TunedSettings, load_settings
+from kvp.allocation import Allocator, AllocatorParts
 from kvp.budgets import Budget
 from kvp.errors import UsageError
 from kvp.names import ALL_NULLS, FULL, LEARNED, NULLS, TUNED, UNIFORM, check_methods
 from kvp.plugins import identity_of, user_errors
-from kvp.ranking import UNPROTECTED, Allocator, AllocatorParts, Protection, kept_tokens
+from kvp.protection import UNPROTECTED, Protection, kept_tokens
 from kvp.scoring import Scorer
 from kvp.specification import Specification, split_method
 from policies import load_policy, make_allocator, make_scorer

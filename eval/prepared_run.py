@@ -21,6 +21,7 @@ from eval.results.record_names import QUERY_AGNOSTIC
 from eval.results.record_schemas import RESULTS_ROWS
 from eval.results.records import Key, group_by
 from eval.results.tuned_settings import TunedSettings
+from kvp.allocation import check_fits_model
 from kvp.artifacts.files import raising_as
 from kvp.budgets import Budget
 from kvp.data.task import INPUT_FLAGS, TaskSettings
@@ -34,7 +35,7 @@ from kvp.hf.loading import load_configured_tokenizer
 from kvp.hf.model_config import context_limit
 from kvp.names import TUNED
 from kvp.program.settings import ProtectionConfig
-from kvp.ranking import Protection, check_geometry
+from kvp.protection import Protection
 
 
 class Evaluation(NamedTuple):
@@ -98,7 +99,7 @@ def read_model(
     model_config = known or load_config(config.model, revision=config.revision)
     geometry = geometry_of(model_config)
     for method in methods:
-        check_geometry(method.scorer, geometry, method.allocator_object)
+        check_fits_model(method.scorer, geometry, method.allocator_object)
     tokenizer = load_configured_tokenizer(config, loaded.tokenizer if loaded else None)
     return geometry, tokenizer, context_limit(model_config)
 

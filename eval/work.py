@@ -20,8 +20,8 @@ from kvp.devices import device_of_rank
 from kvp.errors import ResultsError
 from kvp.hf.loading import load_configured_model, load_configured_tokenizer
 from kvp.hf.scorer_inputs import check_inputs
+from kvp.processes import Rank
 from kvp.progress import Progress, phase
-from kvp.ranks import Rank
 
 ALONE = Rank()
 

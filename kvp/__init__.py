@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from eval.results.frame import ResultsFrame
     from kvp.hf import evicting, load_model, prefill_and_evict
     from kvp.hf.contexts import compress, load_context
-    from kvp.ranking import Protection
+    from kvp.protection import Protection
     from kvp.store import TraceReader
     from policies import load_policy, make_allocator, make_method, make_scorer, resolve_method
 
@@ -43,7 +43,7 @@ _NAMES = {
     "eval.card": ("model_card",),
     "kvp.hf": ("evicting", "load_model", "prefill_and_evict"),
     "kvp.hf.contexts": ("compress", "load_context"),
-    "kvp.ranking": ("Protection",),
+    "kvp.protection": ("Protection",),
     "kvp.store": ("TraceReader",),
     "policies": ("load_policy", "make_allocator", "make_method", "make_scorer", "resolve_method"),
 }

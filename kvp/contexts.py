@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvp.allocation import Allocator, WholeBlocks
 from kvp.artifacts.files import digest_json, raising_as
 from kvp.artifacts.manifest import Format, portable, recorded_name
 from kvp.artifacts.tensors import open_sealed_safetensors, tensors_digest, write_sealed_safetensors
@@ -28,7 +29,8 @@ from kvp.geometry import Geometry
 from kvp.model_fingerprint import same_buffers
 from kvp.names import UNIFORM
 from kvp.placeholders import DIGEST_BITS, placeholder_ids
-from kvp.ranking import Allocator, Choice, Protection, WholeBlocks
+from kvp.protection import Protection
+from kvp.ranking import Choice
 from kvp.rope import Rope
 from kvp.scoring import Scorer, ScorerParts, label_of
 

@@ -3,7 +3,7 @@
 import torch
 
 from kvp.errors import UsageError, first_line
-from kvp.ranks import Rank, local_rank
+from kvp.processes import Rank, local_rank
 
 
 def torch_device(device: str) -> torch.device:

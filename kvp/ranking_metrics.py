@@ -20,7 +20,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from kvp.ranking import UNPROTECTED, Protection, rank_tokens
+from kvp.protection import UNPROTECTED, Protection
+from kvp.ranking import rank_tokens
 from kvp.reward import cost_curve, ideal_cost, random_cost, skill_reward
 
 NO_SIGNAL = 1e-3

@@ -1,7 +1,7 @@
 """The contract between methods and models: inputs, declared needs and output of a scorer.
 
-A scorer ranks the tokens of one layer's cache; `kvp.hf` (or a trace) supplies the view. Selection,
-protection and budgets are `kvp.ranking`; the list of methods is `kvp.names`.
+A scorer ranks the tokens of one layer's cache; `kvp.hf` (or a trace) supplies the view. Protection
+is `kvp.protection`, allocators `kvp.allocation`, selection `kvp.ranking`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from kvp.allocation import Request
 from kvp.errors import UsageError, did_you_mean
-from kvp.ranking import Request
 from kvp.scoring import Needs, View
 from kvp.specification import Value, read_value
 
@@ -153,13 +153,13 @@ class BaseScorer(Component):
 
 @dataclass(frozen=True, kw_only=True)
 class BaseAllocator(Component):
-    """An allocator; it adds its options, `allocate` and some of `kvp.ranking.AllocatorParts`."""
+    """An allocator; it adds its options, `allocate` and some of `kvp.allocation.AllocatorParts`."""
 
     reads: ClassVar[str] = "nothing"
     """What it takes of a scorer, in words."""
 
     def allocate(self, request: Request) -> Tensor:
-        """Tokens per layer and KV head (`kvp.ranking.Allocator`): [L, H] int64."""
+        """Tokens per layer and KV head (`kvp.allocation.Allocator`): [L, H] int64."""
         raise NotImplementedError
 
 

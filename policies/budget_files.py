@@ -12,7 +12,7 @@ from kvp.artifacts.files import raising_as
 from kvp.artifacts.manifest import Format, write_sealed_json
 from kvp.errors import PolicyError
 from kvp.hub import BUDGET_FILE
-from kvp.ranking import Protection
+from kvp.protection import Protection
 
 FORMAT = Format("kvp-budgets", 1)
 

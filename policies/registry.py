@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from kvp import names
+from kvp.allocation import Allocator, AllocatorParts, check_allocator
 from kvp.errors import UsageError
 from kvp.plugins import class_label, import_object, instance_of
-from kvp.ranking import Allocator, AllocatorParts, check_allocator
 from kvp.scoring import Scorer, check_scorer, sizes_of
 from kvp.specification import Specification, read_value, split_method, split_policy
 from policies.allocators.ada import Ada

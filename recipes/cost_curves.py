@@ -19,7 +19,7 @@ from kvp.hf import Prefill
 from kvp.hf.scorer_inputs import whole_prompt_input
 from kvp.ops.future_attention import future_attention
 from kvp.progress import Progress
-from kvp.ranking import Protection
+from kvp.protection import Protection
 from kvp.ranking_metrics import attention_lost, grid_budgets, lost_importance, skill
 from kvp.scoring import Scorer, group_budgets, needs_of, score_prompt
 from kvp.specification import split_list

@@ -16,7 +16,7 @@ from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.manifest import differences
 from kvp.devices import device_of_rank
 from kvp.errors import PolicyError, UsageError
-from kvp.ranks import Rank, rank_of
+from kvp.processes import Rank, rank_of
 from kvp.specification import split_list
 from kvp.store.metadata import load_metadata
 from policies.learned import Calibration

@@ -21,7 +21,8 @@ from kvp.hf.attention import QueryRecorder
 from kvp.hf.hidden_states import HiddenRecorder
 from kvp.hf.prefill import prefill
 from kvp.hf.shrink import gather
-from kvp.ranking import Choice, Protection, score_and_select
+from kvp.protection import Protection
+from kvp.ranking import Choice, score_and_select
 from kvp.scoring import Needs, Scorer
 from policies.kvzap import KVzap
 from policies.registry import SCORERS, make_scorer

@@ -38,7 +38,8 @@ from kvp.hf import Prefill
 from kvp.hub import BUDGET_FILE
 from kvp.names import UNIFORM
 from kvp.progress import Progress, phase, say
-from kvp.ranking import UNPROTECTED, Protection, Selection
+from kvp.protection import UNPROTECTED, Protection
+from kvp.ranking import Selection
 from kvp.scoring import Scorer, needs_of, score_prompt
 from kvp.specification import split_list
 from policies.budget_files import BudgetFile, load_budgets, save_budgets

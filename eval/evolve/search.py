@@ -27,12 +27,12 @@ from pydantic import Field, TypeAdapter
 
 from eval.results.record_names import MANIFEST
 from eval.results.stats import Floats
+from kvp.allocation import apportion
 from kvp.artifacts.claim import FolderKind
 from kvp.artifacts.files import JsonLines, raising_as
 from kvp.artifacts.manifest import Format
 from kvp.budgets import Budget
 from kvp.errors import ResultsError
-from kvp.ranking import apportion
 
 FORMAT = Format("kvp-search", 2)
 JOURNAL = "search.jsonl"

@@ -7,7 +7,7 @@ from eval.methods import Method, build_methods
 from eval.results.record_names import QUERY_AGNOSTIC, QUERY_AWARE
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import KvpError, UsageError
-from kvp.ranking import UNPROTECTED, Protection, check_budget
+from kvp.protection import UNPROTECTED, Protection, check_budget
 from kvp.scoring import needs_of
 from kvp.specification import split_list
 

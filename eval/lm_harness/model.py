@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eval.lm_harness.compression import CONTEXT_FIELDS, parse_compression
 from eval.runner import rows_of_logits, select_for_methods
+from kvp.allocation import check_fits_model
 from kvp.errors import UsageError
 from kvp.geometry import DtypeName
 from kvp.hf import EvictingCache, geometry_of, load_config, load_model, load_tokenizer, prefill
@@ -32,7 +33,6 @@ from kvp.hf.model_identity import warn_of_another_model, weights_digest
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.hf.shrink import gather
 from kvp.progress import say
-from kvp.ranking import check_geometry
 from kvp.scoring import Needs, needs_of
 
 _HFLM_ARGUMENTS = (
@@ -91,7 +91,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         name, model, its_tokenizer = load(pretrained, tokenizer, **to_load)
         if (scorer := method.scorer) is not None:  # refused before any request is read
             check_inputs(model, [scorer])
-            check_geometry(scorer, geometry_of(model.config), method.allocator_object)
+            check_fits_model(scorer, geometry_of(model.config), method.allocator_object)
             warn_of_another_model(model, scorer)
         super().__init__(
             pretrained=model, tokenizer=its_tokenizer, backend="causal", batch_size=1, **of_hflm

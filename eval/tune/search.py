@@ -26,9 +26,9 @@ from eval.prepared_run import protected_tokens, protections
 from eval.results.method_setting import group_policies
 from eval.results.tuned_settings import ScoredSetting, TunedMethod
 from eval.tune.config import TuneConfig
+from kvp.allocation import Allocator, AllocatorParts
 from kvp.errors import UsageError
 from kvp.names import ALL_NULLS, FULL, LEARNED, NULLS, TUNED, UNIFORM
-from kvp.ranking import Allocator, AllocatorParts
 from kvp.scoring import Scorer
 from kvp.specification import Specification, split_method
 from policies import make_allocator

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from kvp.allocation import Allocator, check_allocator
 from kvp.budgets import Budget, parse_budget
 from kvp.contexts import BLOCK, Context, pack_context, plan_context, read_context
 from kvp.errors import ModelError, UsageError
@@ -26,7 +27,7 @@ from kvp.hf.rotary import rope_of
 from kvp.hf.visibility import EMPTY
 from kvp.messages import Text, check_text, render_chat
 from kvp.model_fingerprint import can_turn, is_norm, norms_digest, rope_facts
-from kvp.ranking import Allocator, Protection, check_allocator, protection_of
+from kvp.protection import Protection, protection_of
 from kvp.scoring import Scorer, check_scorer
 
 

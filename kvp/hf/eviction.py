@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from kvp.allocation import Allocator, check_allocator, check_fits_model
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
 from kvp.hf.cache import EvictingCache
@@ -32,14 +33,7 @@ from kvp.hf.model_identity import warn_of_another_model
 from kvp.hf.prefill import prefill
 from kvp.hf.scorer_inputs import check_inputs, reads_text
 from kvp.hf.shrink import EvictionRule, check_repeatable, shrink
-from kvp.ranking import (
-    Allocator,
-    Protection,
-    check_allocator,
-    check_geometry,
-    kept_tokens,
-    protection_of,
-)
+from kvp.protection import Protection, kept_tokens, protection_of
 from kvp.scoring import Needs, Scorer, check_scorer, needs_of
 
 
@@ -143,7 +137,7 @@ def _prepare_rule(
     with calling(model):  # left alone, also where another thread is in a block
         check_model(model)
         check_inputs(model, [scorer])
-    check_geometry(scorer, geometry_of(model.config), allocator)
+    check_fits_model(scorer, geometry_of(model.config), allocator)
     warn_of_another_model(model, scorer)
     return model, rule
 

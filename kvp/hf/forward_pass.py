@@ -24,7 +24,7 @@ from kvp.hf.model_config import rope_switch
 from kvp.hf.prefill import Prefill, recorded_hidden
 from kvp.hf.shrink import EvictionRule, check_repeatable, shrink, shrink_again
 from kvp.hf.visibility import RIGHT_PADDED, continue_positions, count_left_padding
-from kvp.ranking import budget_tokens
+from kvp.protection import budget_tokens
 from kvp.scoring import needs_of
 
 

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvp.allocation import Allocator, AllocatorParts
 from kvp.budgets import Budget
 from kvp.errors import UsageError
 from kvp.hf.cache import EvictingCache
@@ -25,16 +26,8 @@ from kvp.hf.prefill import Prefill, split_batch
 from kvp.hf.scorer_inputs import whole_prompt_input
 from kvp.hf.visibility import EMPTY
 from kvp.own_packages import warn_caller
-from kvp.ranking import (
-    EMPTY_SLOT,
-    Allocator,
-    AllocatorParts,
-    Choice,
-    Protection,
-    Selection,
-    check_budget,
-    score_and_select,
-)
+from kvp.protection import Protection, check_budget
+from kvp.ranking import EMPTY_SLOT, Choice, Selection, score_and_select
 from kvp.scoring import ALL_QUERIES, Needs, Scorer, View, needs_of, score_layers, sizes_of
 
 

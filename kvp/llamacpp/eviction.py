@@ -29,7 +29,8 @@ from kvp.errors import ContextError, UsageError
 from kvp.geometry import Geometry
 from kvp.llamacpp.decoder import Decoder
 from kvp.llamacpp.state import SequenceState
-from kvp.ranking import Choice, Protection, kept_tokens, protection_of, score_and_select
+from kvp.protection import Protection, kept_tokens, protection_of
+from kvp.ranking import Choice, score_and_select
 from kvp.scoring import Scorer, View, check_scorer, needs_of
 
 LONGEST = 1 << 20

@@ -18,7 +18,7 @@ from kvp.errors import UsageError
 from kvp.geometry import DtypeName
 from kvp.names import check_model_name
 from kvp.plugins import is_object_name
-from kvp.ranks import Rank, rank_of
+from kvp.processes import Rank, rank_of
 from kvp.specification import split_list
 
 

@@ -11,11 +11,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from kvp.allocation import Allocator, check_fits_model
 from kvp.contexts import BLOCK
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
 from kvp.model_fingerprint import can_turn, is_norm, norms_digest, rope_facts
-from kvp.ranking import Allocator, check_geometry
 from kvp.rope import Rope
 from kvp.rope_parameters import rope_of_parameters
 from kvp.scoring import Needs, Scorer, needs_of
@@ -40,7 +40,7 @@ def policy_of(name: str, geometry: Geometry) -> tuple[Scorer, Allocator | None]:
             "reads keys and values alone, such as smollm2-135m-instruct-kv, keydiff or knorm, or "
             "train a policy with --inputs key,value,position,distance"
         )
-    check_geometry(scorer, geometry, allocator)
+    check_fits_model(scorer, geometry, allocator)
     return scorer, allocator
 
 

@@ -16,7 +16,7 @@ from kvp.names import UNIFORM
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-    from kvp.ranking import Allocator
+    from kvp.allocation import Allocator
     from kvp.scoring import Scorer
 
 BACKENDS = ("CPU_ATTN", "TRITON_ATTN", "FLASH_ATTN")

@@ -22,7 +22,8 @@ from vllm.model_executor.models.utils import extract_layer_index
 from kvp.budgets import parse_budget
 from kvp.contexts import SUFFIX, Context, pack_context, plan_context, read_context
 from kvp.errors import ContextError, KvpError, UsageError, one_line
-from kvp.ranking import EMPTY_SLOT, Protection, score_and_select
+from kvp.protection import Protection
+from kvp.ranking import EMPTY_SLOT, score_and_select
 from kvp.scoring import View
 from kvp.vllm.backend import HeadPool, Step, UnevenRequest, set_step
 from kvp.vllm.engine import BlockLayout, EngineModel, policy_of

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kvp.ranking import Request, count_winners
+from kvp.allocation import Request, count_winners
 from policies.base import BaseAllocator, Grid, Limits
 
 

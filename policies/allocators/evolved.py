@@ -8,9 +8,9 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from kvp.allocation import Request
 from kvp.artifacts.manifest import sha256_file
 from kvp.errors import PolicyError, UsageError
-from kvp.ranking import Request
 from policies.allocators.per_layer import apportion_layers, repeat_in_heads
 from policies.base import BaseAllocator, Limits
 from policies.budget_files import BudgetFile, budget_path, load_budgets

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kvp.ranking import Request
+from kvp.allocation import Request
 from policies.allocators.ada import Ada
 from policies.base import Presets
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvp.ranking import Request, apportion
+from kvp.allocation import Request, apportion
 
 
 def apportion_layers(shares: Tensor, request: Request) -> Tensor:

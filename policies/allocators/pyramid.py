@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kvp.ranking import Request
+from kvp.allocation import Request
 from policies.allocators.per_layer import apportion_layers, linear_budgets
 from policies.base import BaseAllocator, Grid, Limits
 

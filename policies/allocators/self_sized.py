@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from kvp.allocation import Request
 from kvp.errors import UsageError
-from kvp.ranking import Request
 from policies.base import BaseAllocator
 
 UNSIZED = (

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvp.ranking import POOLS, Request, pooled_scores
+from kvp.allocation import POOLS, Request, pooled_scores
 from policies.base import BaseAllocator, Grid, Limits
 
 
@@ -24,7 +24,7 @@ class Shared(BaseAllocator):
     grid: ClassVar[Grid] = {"pool": POOLS}
 
     def pooled(self, scores: Tensor) -> Tensor:
-        """The score of a token, in every head (`kvp.ranking.AllocatorParts`)."""
+        """The score of a token, in every head (`kvp.allocation.AllocatorParts`)."""
         return pooled_scores(scores, self.pool).expand(scores.shape)
 
     def allocate(self, request: Request) -> Tensor:

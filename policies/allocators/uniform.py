@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvp.ranking import Request
+from kvp.allocation import Request
 from policies.allocators.per_layer import apportion_layers
 from policies.base import BaseAllocator, Presets
 

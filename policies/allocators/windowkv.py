@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvp.ranking import Request
+from kvp.allocation import Request
 from kvp.scoring import AUTO_GROUP, layers_per_group
 from policies.allocators.per_layer import apportion_layers, linear_budgets
 from policies.base import AUTO, BaseAllocator, Grid, Limits

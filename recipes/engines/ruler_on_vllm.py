@@ -43,7 +43,8 @@ from kvp.hf.contexts import context_of, load_context
 from kvp.hf.prefill import prefill
 from kvp.hf.shrink import gather
 from kvp.names import FULL
-from kvp.ranking import Protection, score_and_select
+from kvp.protection import Protection
+from kvp.ranking import score_and_select
 from kvp.vllm.plugin import configured_method
 
 NEW_TOKENS, SEED = 64, 6201

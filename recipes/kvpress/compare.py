@@ -50,7 +50,7 @@ def policies(folder: Path) -> dict[str, str]:
 def here(folder: Path) -> None:
     """Evict with kvp and save the positions that every head kept."""
     from kvp.hf import load_model, prefill_and_evict
-    from kvp.ranking import UNPROTECTED
+    from kvp.protection import UNPROTECTED
 
     model, _ = load_model("nano")
     kept: dict[str, Any] = {}
@@ -105,7 +105,8 @@ def presses() -> None:
     from kvp.errors import UsageError
     from kvp.hf import evicting, load_model
     from kvp.hf.prefill import prefill
-    from kvp.ranking import UNPROTECTED, Selection
+    from kvp.protection import UNPROTECTED
+    from kvp.ranking import Selection
     from kvp.scoring import score_layers
     from policies import make_scorer
 

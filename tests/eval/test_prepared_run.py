@@ -11,7 +11,7 @@ from eval.prompts import load_prompts
 from kvp.budgets import parse_budgets
 from kvp.errors import UsageError
 from kvp.hf import load_model, load_tokenizer
-from kvp.ranking import Protection
+from kvp.protection import Protection
 from policies import make_scorer
 
 OPENING = "<|start|>user\n"

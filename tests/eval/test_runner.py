@@ -20,7 +20,7 @@ from kvp.budgets import parse_budget
 from kvp.data.task import TaskSettings
 from kvp.hf import EvictingCache, prefill, prefill_and_evict
 from kvp.hf.shrink import all_tokens
-from kvp.ranking import UNPROTECTED, Protection
+from kvp.protection import UNPROTECTED, Protection
 from kvp.scoring import ALL_QUERIES, Needs, needs_of
 from kvp.specification import split_list
 from policies import make_allocator, make_scorer

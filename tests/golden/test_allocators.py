@@ -10,7 +10,9 @@ from reference.future import expected_attention
 from reference.inputs import draw
 from reference.scorers import snapkv
 
-from kvp.ranking import EMPTY_SLOT, UNPROTECTED, Protection, Request, Selection, protected_scores
+from kvp.allocation import Request
+from kvp.protection import UNPROTECTED, Protection, protected_scores
+from kvp.ranking import EMPTY_SLOT, Selection
 from policies.budget_files import BudgetFile, save_budgets
 from policies.registry import ALLOCATORS, make_allocator, make_scorer
 

@@ -8,7 +8,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from kvp.hf import evicting
-from kvp.ranking import UNPROTECTED, Protection
+from kvp.protection import UNPROTECTED, Protection
 from policies.registry import ALLOCATORS, SCORERS, make_method
 
 LENGTHS = (64, 47, 23, 64)

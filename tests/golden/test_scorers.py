@@ -13,7 +13,8 @@ from reference.inputs import SHAPES, constant, draw
 from reference.methods import GOLDEN, NOT_COMPUTED
 from reference.ranking import FORCED, kept, order, protected, tied, undecided
 
-from kvp.ranking import UNPROTECTED, Protection, Selection, rank_tokens
+from kvp.protection import UNPROTECTED, Protection
+from kvp.ranking import Selection, rank_tokens
 from policies.registry import SCORERS, make_scorer
 
 DEFAULT = Protection(sinks=4, recents=16)

@@ -9,19 +9,11 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from kvp.allocation import Request, WholeBlocks, apportion, pooled_scores
 from kvp.budgets import parse_budget
 from kvp.errors import UsageError
-from kvp.ranking import (
-    UNPROTECTED,
-    Protection,
-    Request,
-    Selection,
-    WholeBlocks,
-    apportion,
-    kept_tokens,
-    pooled_scores,
-    rank_tokens,
-)
+from kvp.protection import UNPROTECTED, Protection, kept_tokens
+from kvp.ranking import Selection, rank_tokens
 from policies import make_allocator
 
 

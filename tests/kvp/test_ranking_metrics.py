@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvp.ranking import UNPROTECTED, Protection
+from kvp.protection import UNPROTECTED, Protection
 from kvp.ranking_metrics import attention_lost, grid_budgets, has_signal, lost_importance, skill
 
 PROTECTIONS = [UNPROTECTED, Protection(), Protection(sinks=0, recents=3)]

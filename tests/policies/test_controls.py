@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvp.ranking import UNPROTECTED, Selection, rank_tokens
+from kvp.protection import UNPROTECTED
+from kvp.ranking import Selection, rank_tokens
 from policies.controls import Random, RandomPerLayer, RandomPinned
 
 

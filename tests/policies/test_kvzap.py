@@ -14,7 +14,7 @@ from kvp.errors import KvpError
 from kvp.hf import evicting, load_model, prefill_and_evict
 from kvp.hf.model_access import watch_states
 from kvp.hf.prefill import prefill
-from kvp.ranking import UNPROTECTED
+from kvp.protection import UNPROTECTED
 from kvp.scoring import Scorer, score_layers
 from policies import make_scorer
 

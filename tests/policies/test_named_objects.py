@@ -5,8 +5,8 @@ import sys
 import pytest
 import torch
 
+from kvp.allocation import Request
 from kvp.errors import UsageError
-from kvp.ranking import Request
 from kvp.scoring import Needs, needs_of
 from policies import make_allocator, make_method, make_scorer
 from policies.allocators.ada import Ada

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from kvp.allocation import check_fits_model
 from kvp.artifacts.manifest import read_sealed_json, sha256_file, write_sealed_json
 from kvp.artifacts.tensors import write_safetensors
 from kvp.errors import PolicyError
 from kvp.geometry import Geometry
-from kvp.ranking import check_geometry
 from policies import load_policy
 from policies.learned import Calibration
 from policies.policy_files import PolicyMeta, head_file, load_shard, save_policy
@@ -137,10 +137,10 @@ def test_head_with_a_right_checksum_but_wrong_content(policy_dir, damage, one_li
 
 def test_geometry_check_names_both_sides(policy_dir):
     policy = load_policy(policy_dir)
-    check_geometry(policy, GEOMETRY)
+    check_fits_model(policy, GEOMETRY)
     other = Geometry(layers=28, query_heads=28, kv_heads=4, head_dim=128)
     with pytest.raises(PolicyError) as error:
-        check_geometry(policy, other)
+        check_fits_model(policy, other)
     assert str(error.value) == (
         f"policy {policy_dir} was trained for nano, 2 layers x 2 KV heads (4 query heads, head_dim "
         "8); the model has 28 layers x 4 KV heads (28 query heads, head_dim 128): load the "

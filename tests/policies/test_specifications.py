@@ -7,7 +7,7 @@ import pytest
 
 from kvp.errors import KvpError, UsageError
 from kvp.names import ALLOCATOR_NAMES
-from kvp.ranking import UNPROTECTED
+from kvp.protection import UNPROTECTED
 from kvp.scoring import ALL_QUERIES, AUTO_GROUP, Needs, Noise, Reconstruction
 from kvp.specification import split_method
 from policies import make_allocator, make_method, make_scorer, resolve_method

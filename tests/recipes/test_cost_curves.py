@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kvp.geometry import Geometry
-from kvp.ranking import UNPROTECTED, Protection
+from kvp.protection import UNPROTECTED, Protection
 from kvp.scoring import score_prompt
 from kvp.store import StorePlan, TraceReader, TraceWriter
 from policies.registry import make_scorer

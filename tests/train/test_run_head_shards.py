@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from kvp.artifacts.claim import OutputFolder
 from kvp.errors import PolicyError, StoreError, UsageError
+from kvp.processes import Rank
 from kvp.program.table import run_program
-from kvp.ranks import Rank
 from policies.policy_files import POLICY, load_policy, load_shard
 from train.config import TrainConfig
 from train.head_shards import own_heads, share_of_heads

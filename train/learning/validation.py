@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kvp.budgets import parse_budgets
 from kvp.geometry import Geometry
-from kvp.ranking import UNPROTECTED, Protection
+from kvp.protection import UNPROTECTED, Protection
 from kvp.ranking_metrics import attention_lost, grid_budgets, lost_importance, skill
 from kvp.scoring import View, group_budgets, score_layers
 from policies.ranker import HeadRankers

@@ -16,7 +16,7 @@ from kvp.budgets import parse_budget
 from kvp.data.task import TaskSettings
 from kvp.hf import load_model, prefill_and_evict
 from kvp.program.table import run_program
-from kvp.ranking import UNPROTECTED, Protection
+from kvp.protection import UNPROTECTED, Protection
 from policies.budget_files import load_budgets
 from policies.registry import make_method
 

@@ -16,7 +16,7 @@ from eval.lm_harness.model import KvpLM
 from eval.results.records import read_records
 from kvp.errors import UsageError
 from kvp.hf import load_model
-from kvp.ranking import UNPROTECTED
+from kvp.protection import UNPROTECTED
 from policies import make_allocator, make_scorer
 
 TEXT = (

@@ -307,7 +307,7 @@ COMBINED = [
 def combined(request, conversation, assert_row_masked):
     """Checks one combination: masked logits, and rows that are what each is alone."""
     from kvp.hf import evicting
-    from kvp.ranking import Protection
+    from kvp.protection import Protection
     from policies.registry import make_allocator
 
     origin, every, padded, allocator = request.param

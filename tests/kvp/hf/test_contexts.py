@@ -6,12 +6,12 @@ import pytest
 import torch
 from peft_model import PeftModel
 
+from kvp.allocation import WholeBlocks
 from kvp.errors import ContextError, ModelError, UsageError
 from kvp.hf import evicting, load_model, prefill_and_evict
 from kvp.hf.contexts import compress, context_of, load_context
 from kvp.hf.visibility import EMPTY
 from kvp.model_fingerprint import can_turn
-from kvp.ranking import WholeBlocks
 from policies import load_policy
 from policies.registry import make_allocator, make_scorer
 

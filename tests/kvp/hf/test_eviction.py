@@ -9,7 +9,7 @@ import kvp
 from kvp.errors import UsageError
 from kvp.hf import EvictingCache, evicting, prefill_and_evict
 from kvp.hf.visibility import EMPTY
-from kvp.ranking import Protection
+from kvp.protection import Protection
 from kvp.scoring import Needs, Noise, Reconstruction
 from policies import make_allocator
 

@@ -17,7 +17,7 @@ from kvp.hf.model_access import attention_modules
 from kvp.hf.model_checks import check_model
 from kvp.hf.model_config import attention_window, layer_kinds
 from kvp.hf.rotary import rope_of
-from kvp.ranking import UNPROTECTED
+from kvp.protection import UNPROTECTED
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 SIZES = {

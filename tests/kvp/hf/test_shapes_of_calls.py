@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from kvp.errors import UsageError
 from kvp.hf import evicting
 from kvp.hf.visibility import EMPTY
-from kvp.ranking import Protection
+from kvp.protection import Protection
 
 FIRST, BUDGET, SEEN = 40, 12, 42  # of three tokens of an answer two are fed
 PROTECTION = Protection(sinks=2, recents=4)

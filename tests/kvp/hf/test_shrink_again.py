@@ -9,7 +9,7 @@ from kvp.errors import UsageError
 from kvp.hf import evicting, prefill_and_evict
 from kvp.hf.attention import QueryRecorder
 from kvp.hf.cache import EvictingCache
-from kvp.ranking import Protection
+from kvp.protection import Protection
 from policies.registry import SCORERS, make_allocator, make_scorer
 
 PROTECTION = Protection(sinks=2, recents=4)

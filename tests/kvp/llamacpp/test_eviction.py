@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwe
 from kvp import load_model
 from kvp.data.synthetic.text import prose
 from kvp.errors import ContextError, ModelError, PolicyError, UsageError
-from kvp.ranking import UNPROTECTED, Protection, Selection
+from kvp.protection import UNPROTECTED, Protection
+from kvp.ranking import Selection
 from kvp.scoring import Needs
 from policies import load_policy, make_scorer
 

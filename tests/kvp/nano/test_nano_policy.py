@@ -9,6 +9,7 @@ import pytest
 
 import kvp
 from kvp import compress, evicting, load_model, load_policy, prefill_and_evict
+from kvp.allocation import check_fits_model
 from kvp.data.metrics import string_match_all
 from kvp.data.task import TaskSettings
 from kvp.data.tasks.ruler import generate
@@ -17,14 +18,13 @@ from kvp.hf import geometry_of
 from kvp.hf.model_identity import model_identity, weights_digest
 from kvp.names import SMOLLM2
 from kvp.nano import path
-from kvp.ranking import check_geometry
 from policies.sources import BUNDLED
 
 
 def test_is_of_the_bundled_model_as_it_is_now():
     model, tokenizer = load_model("nano")
     policy = load_policy("nano")
-    check_geometry(policy, geometry_of(model.config))
+    check_fits_model(policy, geometry_of(model.config))
     weights = weights_digest(model)
     assert policy.metadata["model"] == model_identity("nano", None, tokenizer, weights)
 

@@ -13,7 +13,7 @@ from kvp import load_model
 from kvp.contexts import read_context
 from kvp.nano import path
 from kvp.placeholders import placeholder_ids
-from kvp.ranking import Protection
+from kvp.protection import Protection
 from policies.budget_files import BudgetFile, save_budgets
 
 vllm = pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kvp.allocation import Allocator, Request, allocated_counts
 from kvp.errors import UsageError
-from kvp.ranking import Allocator, Protection, Request, allocated_counts, protected_scores
+from kvp.protection import Protection, protected_scores
 from policies.registry import ALLOCATORS, make_allocator
 
 EXACT = [

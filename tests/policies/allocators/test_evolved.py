@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvp.allocation import Request
 from kvp.errors import PolicyError, UsageError
-from kvp.ranking import Protection, Request
+from kvp.protection import Protection
 from policies.allocators.evolved import Evolved
 from policies.budget_files import BudgetFile, load_budgets, save_budgets
 

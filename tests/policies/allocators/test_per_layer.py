@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvp import Protection, evicting, load_model
-from kvp.ranking import Request
+from kvp.allocation import Request
 from policies.registry import make_allocator
 
 

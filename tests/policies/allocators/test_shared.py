@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from kvp.ranking import UNPROTECTED, Protection, Selection
+from kvp.protection import UNPROTECTED, Protection
+from kvp.ranking import Selection
 from policies.allocators.shared import Shared
 from policies.registry import make_allocator
 

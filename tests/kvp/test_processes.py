@@ -7,7 +7,7 @@ import torch
 
 from kvp.devices import device_of_rank
 from kvp.errors import UsageError
-from kvp.ranks import Rank, local_rank, rank_of
+from kvp.processes import Rank, local_rank, rank_of
 
 ARRAY = {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_COUNT": "4"}
 STEP = {"SLURM_PROCID": "2", "SLURM_NTASKS": "3"}
