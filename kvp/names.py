@@ -132,26 +132,34 @@ def check_name(
     A name without a dot is a module's only if there is such a module: a misspelt method is none.
     `policy` is the text where it could name a policy.
     """
-    written = Specification.split(spec)
-    name, module = written.base, is_object_name(written.name)
-    owner = written.name.rpartition(":")[0]
-    if name not in (*names, *others) and is_object_name(owner) and module_exists(owner):
+    written, choices = Specification.split(spec), (*names, *others)
+    name, owner = written.base, written.name.rpartition(":")[0]
+    if not name or name in choices:
+        return
+    if is_object_name(owner) and module_exists(owner):
         how = f"a preset of an own class is written as {owner}(option=value)"
         raise UsageError(f"{prefix}{kind} {written.name}: {how}")
-    own = module and ("." in name or module_exists(name))
-    if not name or name in (*names, *others) or own:
+    of_a_module = is_object_name(written.name)
+    if of_a_module and ("." in name or module_exists(name)):
         return
-    hint = did_you_mean(name, (*names, *others), cutoff=0.75 if module else 0.6)
-    if name in POLICIES:
-        write = f"write {LEARNED} with --policies {name}" if LEARNED in others else ""
-        hint = f" (this is a policy: {write or 'give it to kvp compress --policy or load_policy'})"
-    if kind == "method" and name in ALLOCATOR_NAMES:
-        hint = f" (this is an allocator: write METHOD+{name})"
-    if kind == "allocator" and name in SCORER_NAMES:
-        hint = " (this is a method)"
-    if module and not hint:
-        hint = f" (no module {name} can be found, in the working folder neither)"
+    hint = _hint_at_other_kind(kind, name, LEARNED in others)
+    hint = hint or did_you_mean(name, choices, cutoff=0.75 if of_a_module else 0.6)
+    if of_a_module and not hint:
+        hint = f" (there is no module {name} in the working folder or among installed packages)"
     hint += did_you_mean(policy, POLICIES) if policy else ""
     more = f"; or a policy: {', '.join(POLICIES)}, a folder, org/name" if policy else ""
-    known = ", ".join((*names, "package.module:Name", *others))
-    raise UsageError(f"{prefix}unknown {kind} {name!r}{hint}: choose from {known}{more}")
+    listed = ", ".join((*names, "package.module:Name", *others))
+    raise UsageError(f"{prefix}unknown {kind} {name!r}{hint}: choose from {listed}{more}")
+
+
+def _hint_at_other_kind(kind: str, name: str, takes_policies: bool) -> str:
+    """What a name is where it is of another kind, and how that is written; else ""."""
+    if name in POLICIES:
+        elsewhere = "give it to kvp compress --policy or load_policy"
+        write = f"write {LEARNED} with --policies {name}" if takes_policies else elsewhere
+        return f" (this is a policy: {write})"
+    if kind == "method" and name in ALLOCATOR_NAMES:
+        return f" (this is an allocator: write METHOD+{name})"
+    if kind == "allocator" and name in SCORER_NAMES:
+        return " (this is a method)"
+    return ""

@@ -24,6 +24,14 @@ AUTO_GROUP = 0
 """`Needs.layer_group` value: groups of at most 8 layers, at least 4 groups."""
 
 
+def _check_whole(owner: object, **least: int) -> None:
+    """Raise ValueError where a field of `owner` is no whole number of at least this size."""
+    for name, low in least.items():
+        if type(value := getattr(owner, name)) is not int or value < low:
+            text = f"{type(owner).__name__}({name}={value})"
+            raise ValueError(f"{text}: expected a whole number, {low} or more")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction:
     """Extra passes in which the model repeats its context, chunk by chunk (KVzip, section 3)."""
@@ -37,6 +45,9 @@ class Reconstruction:
     full: bool = False
     """Softmax over the whole cache instead of sinks, chunk and the pass itself."""
 
+    def __post_init__(self) -> None:
+        _check_whole(self, chunk=1, sinks=0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
@@ -47,6 +58,11 @@ class Noise:
     seed: int = 0
     beginning: float = 0.0
     """Above 0: this share of the prompt, its first tokens, is fed in place of random ones."""
+
+    def __post_init__(self) -> None:
+        _check_whole(self, tokens=1, seed=0)
+        if not 0 <= self.beginning <= 1:
+            raise ValueError(f"Noise(beginning={self.beginning}): expected a share, 0 to 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,17 +93,12 @@ class Needs:
     """Consecutive layers that take over the scores of the first of them, or `AUTO_GROUP`."""
 
     def __post_init__(self) -> None:
-        least = {"queries": ALL_QUERIES, "hidden_after": 0, "text": 0, "layer_group": AUTO_GROUP}
-        for name, low in least.items():
-            n = getattr(self, name)
-            if (n is not None or name != "hidden_after") and (type(n) is not int or n < low):
-                raise ValueError(f"Needs({name}={n}): expected a number of tokens, {low} or more")
-        passes = {"reconstruction": (Reconstruction, "chunk"), "noise": (Noise, "tokens")}
-        for name, (kind, count) in passes.items():
-            n = getattr(asked := getattr(self, name), count, 0)
-            if asked is not None and (not isinstance(asked, kind) or type(n) is not int or n < 1):
-                wanted = f"{kind.__name__}({count}=N), N a number of tokens, 1 or more"
-                raise ValueError(f"Needs({name}={asked}): expected {wanted}")
+        _check_whole(self, queries=ALL_QUERIES, text=0, layer_group=AUTO_GROUP)
+        if self.hidden_after is not None:
+            _check_whole(self, hidden_after=0)
+        for name, kind in (("reconstruction", Reconstruction), ("noise", Noise)):
+            if not isinstance(asked := getattr(self, name), kind | None):
+                raise ValueError(f"Needs({name}={asked}): expected {kind.__name__}(...) or None")
         if self.every_state and self.hidden_after is None:
             raise ValueError("Needs(every_state=True) needs hidden_after, too: 0 or more tokens")
 

@@ -55,7 +55,8 @@ class Specification:
             raise UsageError(
                 f"{kind} {text!r} is not of the form name, name:preset or name(option=value){more}"
             )
-        _ = (written := cls.split(text)).options  # reading them checks them
+        written = cls.split(text)
+        _ = written.options  # raises for options that cannot be
         return written
 
     @property

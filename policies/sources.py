@@ -48,8 +48,9 @@ def find_policy(name: str | Path) -> PolicySource:
     `org/name@revision` a repository of the hub, which is downloaded unless it is in the cache, as
     is a policy at an address of an object store. Raises PolicyError where there is none.
     """
-    if isinstance(name, Path) or (kind := policy_kind(name)) == "path":
+    if isinstance(name, Path) or policy_kind(name) == "path":
         return PolicySource(name=str(name), folder=Path(name))
+    kind = policy_kind(name)
     if kind == "address":
         return PolicySource(name=name, folder=_fetch_policy(place(name)))
     if kind == "bundled":

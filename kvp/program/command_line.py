@@ -179,7 +179,8 @@ def flags_given(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[tuple[st
     words = [*reversed(argv)]
     while words:
         word = words.pop()
-        if not (word := "--help" if word == "-h" else word).startswith("--"):
+        word = "--help" if word == "-h" else word
+        if not word.startswith("--"):
             given.append((next(places, ""), word))
             continue
         name, equals, value = word[2:].partition("=")

@@ -4,16 +4,34 @@ import pytest
 import torch
 
 from kvp.errors import UsageError
-from kvp.scoring import Needs, Noise, View, group_budgets, needs_of, score_layers, score_prompt
+from kvp.scoring import (
+    Needs,
+    Noise,
+    Reconstruction,
+    View,
+    group_budgets,
+    needs_of,
+    score_layers,
+    score_prompt,
+)
+
+WHOLE = {
+    Needs: ("queries", "hidden_after", "text", "layer_group", "noise", "reconstruction"),
+    Noise: ("tokens", "seed"), Reconstruction: ("chunk", "sinks"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["queries", "hidden_after", "text", "layer_group", "noise"])
-def test_a_number_of_tokens_is_no_truth_value_and_not_below_its_least(name):
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in WHOLE for name in WHOLE[kind]])
+def test_a_number_of_tokens_is_no_truth_value_and_not_below_its_least(kind, name):
     for number in (True, -5, 1.5):
-        with pytest.raises(ValueError, match=rf"Needs\({name}={number}\): .* number of tokens"):
-            Needs(**{name: number})
-    with pytest.raises(ValueError, match=r"noise=Noise\(tokens=0, .* number of tokens, 1 or more"):
-        Needs(noise=Noise(tokens=0))
+        with pytest.raises(ValueError, match=rf"^{kind.__name__}\({name}={number}\): expected"):
+            kind(**{name: number})
+
+
+@pytest.mark.parametrize("share", [-0.1, 5, float("nan")])
+def test_the_beginning_of_a_prompt_is_a_share_of_it(share):
+    with pytest.raises(ValueError, match=rf"^Noise\(beginning={share}\): expected a share"):
+        Noise(beginning=share)
 
 
 def test_every_state_needs_a_number_of_first_tokens_to_leave_out():
