@@ -117,7 +117,10 @@ def test_a_module_of_the_working_folder_is_found():
         ("my_methods:SnapKV:paper", "method my_methods:SnapKV:paper: a preset of an own class is"),
         ("my_methods:Thief", "method my_methods:Thief: kvp has its own 'snapkv'; give it another"),
         ("snapkv+my_methods:Even", "allocator my_methods:Even: kvp has its own 'uniform'; give it"),
-        ("their_methods:Newest", "unknown method 'their_methods' (there is no module their_methods "),
+        (
+            "their_methods:Newest",
+            "unknown method 'their_methods' (there is no module their_methods ",
+        ),
         ("snapkv+nomod:Foo", "unknown allocator 'nomod' (there is no module nomod in the working "),
         ("snapkw:paper", "unknown method 'snapkw' (did you mean snapkv?): choose from random, "),
         ("kvzab", "unknown method 'kvzab' (did you mean kvzap?): choose from random, "),
