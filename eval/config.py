@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from eval.results.record_names import PROTOCOLS
 from kvp import names as known_names
 from kvp.artifacts.manifest import portable, recorded_name
+from kvp.bounds import NotNegative, Positive
 from kvp.budgets import Budget, parse_budgets
 from kvp.data.metrics import METRIC_NAMES
 from kvp.errors import UsageError
@@ -43,14 +44,14 @@ class PromptConfig(groups.DataConfig):
     """Metric of all rows of --data, instead of the one that each row names or that fits its form:
     all, part, exact, f1, rouge_l, rouge_recall, number, code, or none (perplexity).
     For `niah_heatmap` all and rouge_recall."""
-    continuation_tokens: groups.Positive = 128
+    continuation_tokens: Positive = 128
     """Tokens of running text whose likelihood the task `text` measures."""
     depths: str | None = None
     """Depths of the needle for `niah_heatmap`, % of the haystack (default 0,25,50,75,100)."""
     lengths: str | None = None
     """Prompt tokens for `niah_heatmap`, comma separated, at most `length` (default a quarter, a
     half, three quarters and all of it)."""
-    max_new_tokens: groups.Positive | None = None
+    max_new_tokens: Positive | None = None
     """Maximum tokens of an answer. Without it, the number that each task sets."""
     measure: Literal["answers", "perplexity"] = "answers"
     """What is measured of prompts that have an answer: the score of the generated one, or the
@@ -113,7 +114,7 @@ class MeasureConfig(groups.Group):
     s3://bucket/folder. A folder that holds
     policy directories means all of them; kvp evolve takes one policy. Without any, `kvp` on the
     model nano is the bundled one."""
-    decode_batch: groups.Positive = 256
+    decode_batch: Positive = 256
     """Maximum sequences in the cache that are decoded as one batch."""
 
     def check_names(self) -> None:
@@ -174,9 +175,9 @@ class EvalConfig(SharedConfig, groups.RunConfig, groups.WorkersConfig, groups.Dr
     cached tokens."""
     protocols: str = ",".join(PROTOCOLS)
     """Whether compression sees the question."""
-    prompts: groups.Positive = 100
+    prompts: Positive = 100
     """Prompts per task."""
-    timing_prompts: groups.NotNegative = 6
+    timing_prompts: NotNegative = 6
     """Prompts timed one at a time after the scored ones (0: none); fewer than 6 give no interval,
     and kvp report then leaves the seconds out."""
 

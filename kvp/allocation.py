@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,14 +18,14 @@ from kvp.geometry import Geometry
 from kvp.plugins import OptionalParts, class_label, instance_of, user_errors
 from kvp.scoring import Scorer, ScorerParts, expect_tensor
 
-POOLS = ("logsumexp", "mean", "max")
+Pool = Literal["logsumexp", "mean", "max"]
 """How `pooled_scores` makes one score of those of all heads."""
 
 Sizes = Callable[[Tensor], Tensor]
 """Scores [L, H, N], protected tokens at +inf -> the scorer's own sizes [L, H] int64."""
 
 
-def pooled_scores(scores: Tensor, pool: str) -> Tensor:
+def pooled_scores(scores: Tensor, pool: Pool) -> Tensor:
     """One score per token for all heads and layers: [L, H, N] floats -> [N] float32.
 
     `logsumexp` adds up what heads expect where scores are logarithms, as a calibrated policy's are;

@@ -10,20 +10,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvp.bounds import NotNegative
 from kvp.budgets import Budget
 from kvp.errors import UsageError
+from kvp.field_checks import check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class Protection:
     """Tokens that are always kept (KVP paper, appendix A.2: first 4 and last 16)."""
 
-    sinks: int = 4
-    recents: int = 16
+    sinks: NotNegative = 4
+    recents: NotNegative = 16
 
     def __post_init__(self) -> None:
-        if any(type(n) is not int or n < 0 for n in (self.sinks, self.recents)):
-            raise ValueError(f"protected tokens are whole numbers, 0 or more, got {self}")
+        check_fields(self)
 
     @property
     def tokens(self) -> int:

@@ -7,12 +7,15 @@ is `kvp.protection`, allocators `kvp.allocation`, selection `kvp.ranking`.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Annotated, Any, Protocol, cast, runtime_checkable
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
+from kvp.bounds import NotNegative, Positive, Share
 from kvp.errors import UsageError
+from kvp.field_checks import check_fields
 from kvp.geometry import Geometry
 from kvp.plugins import OptionalParts, class_label, instance_of, user_errors
 from kvp.rope import Rope
@@ -24,21 +27,13 @@ AUTO_GROUP = 0
 """`Needs.layer_group` value: groups of at most 8 layers, at least 4 groups."""
 
 
-def _check_whole(owner: object, **least: int) -> None:
-    """Raise ValueError where a field of `owner` is no whole number of at least this size."""
-    for name, low in least.items():
-        if type(value := getattr(owner, name)) is not int or value < low:
-            text = f"{type(owner).__name__}({name}={value})"
-            raise ValueError(f"{text}: expected a whole number, {low} or more")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction:
     """Extra passes in which the model repeats its context, chunk by chunk (KVzip, section 3)."""
 
-    chunk: int = 2048
+    chunk: Positive = 2048
     """Context tokens repeated per pass."""
-    sinks: int = 4
+    sinks: NotNegative = 4
     """First cached keys that stay in the softmax of every chunk."""
     weighted: bool = False
     """KVzip+: attention times the norm of the projected value over the norm of the hidden state."""
@@ -46,36 +41,34 @@ class Reconstruction:
     """Softmax over the whole cache instead of sinks, chunk and the pass itself."""
 
     def __post_init__(self) -> None:
-        _check_whole(self, chunk=1, sinks=0)
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
     """One extra pass of foreign tokens over the whole cache (ContrastKV's negative signal)."""
 
-    tokens: int = 64
+    tokens: Positive = 64
     """Random tokens, drawn uniformly from the ordinary vocabulary."""
-    seed: int = 0
-    beginning: float = 0.0
+    seed: NotNegative = 0
+    beginning: Share = 0.0
     """Above 0: this share of the prompt, its first tokens, is fed in place of random ones."""
 
     def __post_init__(self) -> None:
-        _check_whole(self, tokens=1, seed=0)
-        if not 0 <= self.beginning <= 1:
-            raise ValueError(f"Noise(beginning={self.beginning}): expected a share, 0 to 1")
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
     """Inputs of a scorer besides keys, values and positions; the caller provides exactly those."""
 
-    queries: int = 0
+    queries: Annotated[int, Ge(ALL_QUERIES)] = 0
     """Number of most recent queries (tokens) to record, or `ALL_QUERIES`."""
     future: bool = False
     """True only for hindsight methods: the attention future queries really paid."""
     rope: bool = False
     """True to get the model's rotary embedding, for methods that move queries in position."""
-    hidden_after: int | None = None
+    hidden_after: NotNegative | None = None
     """Not None to get statistics of the hidden states, this many first tokens left out."""
     every_state: bool = False
     """With `hidden_after`: True to get the hidden states of every token, too."""
@@ -85,20 +78,15 @@ class Needs:
     """Not None to get the attention received from random tokens."""
     question: bool = False
     """True to be told which cached tokens are the question."""
-    text: int = 0
+    text: NotNegative = 0
     """Prompt tokens, counted from the end, whose text the method reads (0: none)."""
     budget: bool = False
     """True to read `View.budget`; such a method is scored anew for every budget."""
-    layer_group: int = 1
+    layer_group: Annotated[int, Ge(AUTO_GROUP)] = 1
     """Consecutive layers that take over the scores of the first of them, or `AUTO_GROUP`."""
 
     def __post_init__(self) -> None:
-        _check_whole(self, queries=ALL_QUERIES, text=0, layer_group=AUTO_GROUP)
-        if self.hidden_after is not None:
-            _check_whole(self, hidden_after=0)
-        for name, kind in (("reconstruction", Reconstruction), ("noise", Noise)):
-            if not isinstance(asked := getattr(self, name), kind | None):
-                raise ValueError(f"Needs({name}={asked}): expected {kind.__name__}(...) or None")
+        check_fields(self)
         if self.every_state and self.hidden_after is None:
             raise ValueError("Needs(every_state=True) needs hidden_after, too: 0 or more tokens")
 

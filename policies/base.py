@@ -1,38 +1,35 @@
-"""What a method or an allocator declares itself with: its options, presets, limits and needs.
+"""What a method or an allocator declares itself with: its options, presets, grid and needs.
 
 Both are frozen dataclasses whose fields are their options; `policies.registry` has the table of
 those that kvp brings. Objects of others need no base class, only `name` and `score` or `allocate`.
 """
 
 import hashlib
-import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 import torch
 from torch import Tensor
 
 from kvp.allocation import Request
 from kvp.errors import UsageError, did_you_mean
+from kvp.field_checks import check_fields, check_value
 from kvp.scoring import Needs, View
 from kvp.specification import Value, read_value
 
-AUTO = "auto"
-"""Value of an option that follows the budget or the model; its limit tells the type of others."""
+Auto = Literal["auto"]
+AUTO: Final = "auto"
+"""Value of an option that follows the budget or the model."""
 
 FORCED = 2.0
 """Score above every probability: of tokens that a method always keeps, newest first."""
 
 Presets = Mapping[str, Mapping[str, Any]]
 """Published settings: preset name -> options."""
-
-Limits = Mapping[str, Any]
-"""What options may be: a number its least value (0 where it has none here), or least and largest;
-text its choices. Of an option whose default is None or missing the limit says which it is."""
 
 Grid = Mapping[str, Sequence[Value]]
 """Option -> values that `kvp tune` tries: all choices and `auto`, and numbers, beyond whose ends it
@@ -48,7 +45,6 @@ class Component:
     cost: ClassVar[str] = "nothing"
     """Its cost in addition to the prefill, in words."""
     presets: ClassVar[Presets] = {}
-    limits: ClassVar[Limits] = {}
     grid: ClassVar[Grid] = {}
     """The most important option comes first."""
 
@@ -63,16 +59,13 @@ class Component:
     def __post_init__(self) -> None:
         if type(self).name is Component.name and not hasattr(self, "base_name"):
             raise UsageError(f"{type(self).__name__} has no base_name, its name without options")
-        self.check_options(chain(self.limits, self.grid, *self.presets.values()))
+        self.check_options(chain(self.grid, *self.presets.values()))
         grid = [{name: value} for name, values in self.grid.items() for value in values]
         where = f"presets or grid of {type(self).__name__}"
-        for option in fields(self):
-            name, limit = option.name, self.limits.get(option.name)
-            value = _checked_value(self.base_name, option, limit, getattr(self, name))
-            object.__setattr__(self, name, value)
-            for settings in (*self.presets.values(), *grid):
-                if name in settings:
-                    _checked_value(where, option, limit, settings[name])
+        check_fields(self, self.base_name, UsageError)
+        for settings in (*self.presets.values(), *grid):
+            for name, value in settings.items():
+                check_value(type(self), name, value, where, UsageError)
         self._refuse_fixed_name()
 
     def _refuse_fixed_name(self) -> None:
@@ -118,10 +111,13 @@ class Component:
 
     @classmethod
     def read_options(cls, texts: Mapping[str, str]) -> dict[str, Value]:
-        """Values by option; an option of type `str` keeps its text. UsageError on unknown ones."""
+        """Values by option, texts where it takes them as they are. UsageError on unknown ones."""
         cls.check_options(texts)
-        kept = [option.name for option in fields(cls) if option.type in (str, "str")]
-        return {name: text if name in kept else read_value(text) for name, text in texts.items()}
+        values: dict[str, Value] = {name: read_value(text) for name, text in texts.items()}
+        for name, text in texts.items():
+            with suppress(ValueError):
+                values[name] = check_value(cls, name, text)
+        return values
 
     @classmethod
     def check_options(cls, names: Iterable[str]) -> None:
@@ -176,58 +172,3 @@ def _text(value: object) -> str:
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
     return str(value)
-
-
-def _checked_value(owner: str, option: Field[Any], limit: Any, value: Any) -> Any:  # noqa: ANN401
-    """The value in its option's type; UsageError, which begins with `owner`, for a bad one."""
-    like = option.default  # a value of the option's type
-    if like is MISSING:  # the annotation tells the type, or else the limit
-        like = next((t() for t in (bool, int, float) if option.type in (t, t.__name__)), None)
-    if like is None and limit is None:
-        return value
-    limits = _limits(owner, option.name, 0 if limit is None else limit)
-    if like in (None, AUTO):  # the limit tells the type
-        if value == option.default:
-            return value
-        like = limits[0]
-    if isinstance(like, bool) or isinstance(limits[0], str):
-        choices = limits if isinstance(limit, Iterable) else (False, True)
-        checked, wanted = _find_choice(value, choices), f"one of {', '.join(map(_text, choices))}"
-    elif isinstance(like, int | float):
-        whole = not isinstance(like, float) and "float" not in str(option.type)
-        checked = _fit_number(value, *limits, whole=whole)
-        least, largest = limits
-        bounds = f">= {least:g}" if largest == math.inf else f"from {least:g} to {largest:g}"
-        wanted = f"{'an integer' if whole else 'a number'} {bounds}"
-        wanted += " or auto" if option.default == AUTO else ""
-        wanted += " (or as limits say)" if value == option.default else ""
-    else:
-        return value
-    if checked is None:
-        raise UsageError(f"{owner}: {option.name} must be {wanted}, got {value!r}")
-    return checked
-
-
-def _limits(owner: str, name: str, limit: Any) -> tuple[Any, ...]:  # noqa: ANN401
-    """Least and largest number, or choices; UsageError for neither."""
-    limits = tuple(limit) if isinstance(limit, Iterable) else (limit, math.inf)
-    if isinstance(limit, str) or not (limits and (len(limits) == 2 or isinstance(limits[0], str))):
-        which = "a least number, (least, largest) or choices"
-        raise UsageError(f"{owner}: limits of {name} are {which}, got {limit!r}")
-    return limits
-
-
-def _find_choice(value: object, choices: Iterable[Any]) -> Any:  # noqa: ANN401
-    """The choice that a value is, as itself or as its text is read; None for none."""
-    forms = [(choice, form) for choice in choices for form in (choice, read_value(_text(choice)))]
-    typed = type(value), value
-    return next((choice for choice, form in forms if (type(form), form) == typed), None)
-
-
-def _fit_number(value: Any, least: float, largest: float, *, whole: bool) -> int | float | None:  # noqa: ANN401
-    """A number within its limits, as an integer where it is `whole`, else as a float; or None."""
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-        return None
-    if not least <= value <= largest or abs(value) > sys.float_info.max:
-        return None
-    return value if whole else float(value)

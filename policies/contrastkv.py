@@ -6,13 +6,15 @@ score, S+, position), also between heads and layers (`ordered_scores`).
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Le, Lt
 from torch import Tensor
 
+from kvp.bounds import Positive, Weight
 from kvp.scoring import Needs, Noise, Reconstruction, View
-from policies.base import BaseScorer, Grid, Limits, Presets
+from policies.base import BaseScorer, Grid, Presets
 
 _MINIMUM_TOKENS = 20
 _CONTEXT_SHARE = 0.1  # appendix A.1
@@ -23,19 +25,19 @@ _ONE = 0x3F800000  # the bits of 1.0 in float32
 class ContrastKV(BaseScorer):
     """Keep what repeating the context attends to, corrected by noise."""
 
-    beta: float = 0.1
+    beta: Annotated[float, Ge(0), Le(0.5)] = 0.1
     """Share of a head's tokens above (and below) the quantiles, 0 to 0.5; 0 skips the step."""
-    gamma: float = 0.12
+    gamma: Weight = 0.12
     """Weight of the noise signal for undecided tokens."""
-    chunk: int = 2048
+    chunk: Positive = 2048
     """Context tokens repeated per pass."""
-    denominator: str = "chunk"
+    denominator: Literal["chunk", "full"] = "chunk"
     """Softmax of S+: `chunk` (sinks, chunk, the pass itself) or `full` (the whole cache)."""
-    scope: str = "layer"
+    scope: Literal["layer", "head"] = "layer"
     """Whose extremes step 2 takes: `layer` or `head`."""
-    noise: int = 64
-    seed: int = 0
-    contrast: str = "random"
+    noise: Positive = 64
+    seed: Annotated[int, Ge(-(2**63)), Lt(2**63)] = 0
+    contrast: Literal["random", "context"] = "random"
     """What gives S-: `random` tokens, or the first tenth of the `context` (the paper's control)."""
 
     base_name: ClassVar[str] = "contrastkv"
@@ -43,15 +45,6 @@ class ContrastKV(BaseScorer):
         "one more forward pass over the context, in chunks, and one of random tokens"
     )
     presets: ClassVar[Presets] = {"paper": {"denominator": "full"}}
-    limits: ClassVar[Limits] = {
-        "beta": (0, 0.5),
-        "chunk": 1,
-        "noise": 1,
-        "seed": (-(2**63), 2**63 - 1),
-        "denominator": ("chunk", "full"),
-        "scope": ("layer", "head"),
-        "contrast": ("random", "context"),
-    }
     grid: ClassVar[Grid] = {
         "beta": (0.0, 0.02, 0.05, 0.1, 0.2, 0.5),
         "gamma": (0.0, 0.06, 0.12, 0.25, 0.5),

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kvp.bounds import NotNegative
 from kvp.scoring import Needs, View
 from policies.base import FORCED, BaseScorer, keyed_generator
 
@@ -19,7 +20,7 @@ from policies.base import FORCED, BaseScorer, keyed_generator
 class Random(BaseScorer):
     """Keep random tokens, seeded."""
 
-    seed: int = 0
+    seed: NotNegative = 0
 
     base_name: ClassVar[str] = "random"
     cost: ClassVar[str] = "one random number per token"

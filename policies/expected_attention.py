@@ -10,8 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kvp.bounds import NotNegative, Positive, Weight
 from kvp.scoring import ALL_QUERIES, Needs, View
-from policies.base import BaseScorer, Grid, Limits, Presets
+from policies.base import BaseScorer, Grid, Presets
 from policies.queries import mean_future_rotation, query_moments
 
 
@@ -19,20 +20,19 @@ from policies.queries import mean_future_rotation, query_moments
 class ExpectedAttention(BaseScorer):
     """Keep what queries like the past ones would attend to."""
 
-    future: int = 512
+    future: Positive = 512
     """Positions after the prompt over which the rotation is averaged."""
-    sinks: int = 4
+    sinks: NotNegative = 4
     """First tokens, left out of the statistics and ranked first."""
     covariance: bool = True
     """Use the spread of the queries, not only their mean."""
     values: bool = True
-    epsilon: float = 0.01
+    epsilon: Weight = 0.01
     """Added to the expected attention before the norm of the value."""
 
     base_name: ClassVar[str] = "expected_attention"
     cost: ClassVar[str] = "moments of the queries, one pass over the keys, O(G N D D)"
     presets: ClassVar[Presets] = {"kvpress": {"epsilon": 0.0}}
-    limits: ClassVar[Limits] = {"future": 1}
     grid: ClassVar[Grid] = {
         "epsilon": (0.0, 0.001, 0.01, 0.1, 1.0),
         "values": (True, False),

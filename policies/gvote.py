@@ -8,16 +8,17 @@ are the same in every sequence of a batch.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from kvp.bounds import NotNegative, Positive, Share
 from kvp.ops.attention import group_products, recent_attention
 from kvp.ranking import rank_tokens
 from kvp.rope import Rope
 from kvp.scoring import ALL_QUERIES, Needs, View
-from policies.base import BaseScorer, Grid, Limits, Presets, keyed_generator
+from policies.base import BaseScorer, Grid, Presets, keyed_generator
 from policies.queries import mean_future_rotation, query_moments
 
 
@@ -25,29 +26,22 @@ from policies.queries import mean_future_rotation, query_moments
 class GVote(BaseScorer):
     """Keep what guessed future queries vote for; sizes the cache itself."""
 
-    p_nuc: float = 0.95
+    p_nuc: Share = 0.95
     """Share of the last query's attention that k tokens must hold."""
-    samples: int = 8
-    n_skip: int = 4
+    samples: Positive = 8
+    n_skip: NotNegative = 4
     """First tokens left out of the statistics."""
-    future: int = 512
+    future: Positive = 512
     """Positions after the prompt over which the rotation is averaged."""
     include_current: bool = True
-    min_keep: int = 4
-    space: str = "hidden"
+    min_keep: Positive = 4
+    space: Literal["hidden", "query"] = "hidden"
     """Where queries are drawn: `hidden` states (diagonal) or `query` space (full covariance)."""
-    seed: int = 0
+    seed: NotNegative = 0
 
     base_name: ClassVar[str] = "gvote"
     cost: ClassVar[str] = "the attention of the guesses, O(G samples N D)"
     presets: ClassVar[Presets] = {"paper": {"include_current": False}}
-    limits: ClassVar[Limits] = {
-        "p_nuc": (0, 1),
-        "samples": 1,
-        "future": 1,
-        "min_keep": 1,
-        "space": ("hidden", "query"),
-    }
     grid: ClassVar[Grid] = {
         "p_nuc": (0.5, 0.8, 0.9, 0.95, 0.99, 1.0),
         "samples": (2, 4, 8, 16, 32),

@@ -7,27 +7,28 @@ shrunk before is ranked by the queries since then.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from kvp.bounds import NotNegative
 from kvp.errors import UsageError
 from kvp.ops.attention import column_sums, recent_attention
 from kvp.ranking import rank_tokens
 from kvp.scoring import ALL_QUERIES, Needs, View
-from policies.base import BaseScorer, Grid, Limits, Presets
+from policies.base import BaseScorer, Grid, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
 class H2O(BaseScorer):
     """Keep tokens that received most attention so far, and recent ones."""
 
-    normalize: str = "none"
+    normalize: Literal["none", "visible"] = "none"
     """`none`, or `visible`: per query that can see the token."""
     recents: bool = True
     """Give half of every budget to the most recent tokens."""
-    window: int = 0
+    window: NotNegative = 0
     """Last tokens that are kept whatever the budget; needs recents=false."""
 
     base_name: ClassVar[str] = "h2o"
@@ -36,7 +37,6 @@ class H2O(BaseScorer):
         "kvpress": {"normalize": "visible", "recents": False},
         "kvcache_factory": {"recents": False, "window": 32},
     }
-    limits: ClassVar[Limits] = {"normalize": ("none", "visible")}
     grid: ClassVar[Grid] = {
         "recents": (True, False),
         "normalize": ("none", "visible"),

@@ -9,28 +9,28 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kvp.bounds import NotNegative, Positive
 from kvp.scoring import Needs, Reconstruction, View
-from policies.base import BaseScorer, Grid, Limits, Presets
+from policies.base import BaseScorer, Grid, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
 class KVzip(BaseScorer):
     """Keep what repeating the context attends to."""
 
-    chunk: int = 2048
+    chunk: Positive = 2048
     """Context tokens repeated per pass."""
-    sinks: int = 4
+    sinks: NotNegative = 4
     """First tokens that are in the softmax of every chunk."""
     plus: bool = False
     """KVzip+: weigh attention by what the value adds to the state."""
     full: bool = False
     """Softmax over the whole cache instead of sinks and chunk; the largest of all passes."""
-    forced: int = 0
+    forced: NotNegative = 0
 
     base_name: ClassVar[str] = "kvzip"
     cost: ClassVar[str] = "one more forward pass over the context, in chunks"
     presets: ClassVar[Presets] = {"kvpress": {"forced": 4}, "paper": {"chunk": 2000}}
-    limits: ClassVar[Limits] = {"chunk": 1}
     grid: ClassVar[Grid] = {
         "plus": (False, True),
         "full": (False, True),

@@ -6,22 +6,24 @@ budgets would measure recency only.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
+from kvp.bounds import NotNegative
 from kvp.scoring import Needs, View
-from policies.base import AUTO, BaseScorer, Grid, Limits, Presets
+from policies.base import AUTO, Auto, BaseScorer, Grid, Presets
 
 
 @dataclass(frozen=True, kw_only=True)
 class LagKV(BaseScorer):
     """Keep tokens that vary most against the following partition."""
 
-    n_sink: int = 4
+    n_sink: NotNegative = 4
     """First tokens, never compared and ranked first."""
-    lag: int | str = AUTO
+    lag: Annotated[int, Ge(2)] | Auto = AUTO  # one token has no range
     """Tokens per partition, or `auto` to follow the budget."""
 
     base_name: ClassVar[str] = "lagkv"
@@ -30,7 +32,6 @@ class LagKV(BaseScorer):
         "kvpress": {"n_sink": 4, "lag": 128},
         "official": {"n_sink": 16, "lag": 1024},
     }
-    limits: ClassVar[Limits] = {"lag": 2}  # one token has no range
     grid: ClassVar[Grid] = {"lag": (AUTO, 4, 8, 16, 32, 64, 128), "n_sink": (0, 1, 4, 16)}
 
     @property
@@ -41,8 +42,9 @@ class LagKV(BaseScorer):
     def score(self, view: View) -> Tensor:
         """Sinks in (2, 3], tail 1, compared tokens in [0, 1): [B, H, N] float32."""
         batch, heads, tokens, _ = view.keys.shape
-        lag = self.lag
-        if not isinstance(lag, int):
+        if isinstance(self.lag, int):
+            lag = self.lag
+        else:
             assert view.budget is not None
             lag = min(128, max(4, view.budget // 4))
         scores = torch.ones(batch, heads, tokens, device=view.keys.device)

@@ -22,12 +22,14 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kvp.bounds import NotNegative, Positive
+from kvp.field_checks import check_fields
 from kvp.ops.attention import recent_attention
 from kvp.rope import Rope
 from kvp.training_names import INPUTS, PAPER_INPUTS, TOKEN_INPUTS
@@ -48,31 +50,31 @@ STATISTICS = frozenset(f"{name}_{part}" for name in ("key", "value") for part in
 class RankerSpec:
     """Architecture of one ranker, the same for every head of a policy."""
 
-    head_dim: int
+    head_dim: Positive
     """D, channels of a key and of a value."""
     architecture: str = "fourier"
     """`fourier` (positions as features) or `paper` (learned position table)."""
-    hidden: int
+    hidden: Positive
     """Width of the key and value projections and of the blocks."""
-    position_width: int = 32
+    position_width: Positive = 32
     """Channels of the embeddings of the position and of `recent`."""
-    max_positions: int = 12288
+    max_positions: Positive = 12288
     """Rows of the position table (`paper` only); later positions use the last row."""
-    frequencies: int = 16
+    frequencies: NotNegative = 16
     """Sine and cosine pairs, wavelengths log-spaced from 4 to `reference_length` tokens."""
-    reference_length: int = 4096
+    reference_length: Positive = 4096
     """Tokens by which positions are scaled (`fourier` only); about the trained length."""
     inputs: tuple[str, ...] = TOKEN_INPUTS
     """Some of `INPUTS`, kept in that order. `paper` always has `PAPER_INPUTS`; there
     `TOKEN_INPUTS` mean all that it has."""
-    blocks: int = 2
+    blocks: Literal[1, 2] = 2
     """Hidden layers after the inputs' projections, 1 or 2."""
-    neighbours: int = 0
+    neighbours: NotNegative = 0
     """Tokens on either side that add to a token's score; 0: tokens are scored independently."""
     key_frequencies: tuple[float, ...] = ()
     """Radians per position of the model's rotary embedding: keys are turned with them so that the
     end of the cache is position 0. Empty: keys as the model rotated them; `paper` has none."""
-    reach: int = 0
+    reach: NotNegative = 0
     """Tokens from either end of a context within which a token's place is seen; all that are
     farther from both ends look alike (`fourier` only). 0: every place is seen."""
 
@@ -96,6 +98,7 @@ class RankerSpec:
             )
         object.__setattr__(self, "inputs", PAPER_INPUTS if paper else inputs)
         object.__setattr__(self, "key_frequencies", turned)
+        check_fields(self)
 
     @property
     def projected(self) -> tuple[str, ...]:

@@ -5,16 +5,17 @@ that a small one is not spent on the window itself. With no more tokens than the
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvp.bounds import Positive
 from kvp.errors import UsageError
 from kvp.ops.attention import recent_attention
 from kvp.scoring import Needs, View
-from policies.base import AUTO, FORCED, BaseScorer, Grid, Limits, Presets
+from policies.base import AUTO, FORCED, Auto, BaseScorer, Grid, Presets
 
 _LARGEST_AUTO_WINDOW = 32
 
@@ -23,11 +24,11 @@ _LARGEST_AUTO_WINDOW = 32
 class SnapKV(BaseScorer):
     """Keep what the last window of queries attends to, and the window."""
 
-    window: int | str = AUTO
+    window: Positive | Auto = AUTO
     """Most recent queries that vote, or `auto` to follow the budget."""
-    kernel: int = 5
+    kernel: Positive = 5
     """Width of the pooling over positions, in tokens; odd."""
-    pool: str = "max"
+    pool: Literal["max", "avg"] = "max"
 
     base_name: ClassVar[str] = "snapkv"
     cost: ClassVar[str] = "the window's attention, O(G window N D)"
@@ -36,7 +37,6 @@ class SnapKV(BaseScorer):
         "paper": {"window": 32, "kernel": 7, "pool": "max"},
         "official": {"window": 32, "kernel": 5, "pool": "avg"},
     }
-    limits: ClassVar[Limits] = {"window": 1, "kernel": 1, "pool": ("max", "avg")}
     grid: ClassVar[Grid] = {
         "kernel": (3, 7, 15, 31, 63),
         "window": (AUTO, 4, 8, 16, 32, 64),
@@ -60,8 +60,9 @@ class SnapKV(BaseScorer):
         assert view.queries is not None
         batch, heads, tokens, _ = view.keys.shape
         scores = torch.full((batch, heads, tokens), FORCED, device=view.keys.device)
-        window = self.window
-        if not isinstance(window, int):
+        if isinstance(self.window, int):
+            window = self.window
+        else:
             assert view.budget is not None
             window = min(_LARGEST_AUTO_WINDOW, max(1, view.budget // 4))
         window = min(window, max(view.queries.shape[2], 1))

@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kvp.bounds import NotNegative
 from kvp.scoring import Needs, View
 from policies.base import BaseScorer, Grid, Presets
 
@@ -14,7 +15,7 @@ from policies.base import BaseScorer, Grid, Presets
 class StreamingLLM(BaseScorer):
     """Keep first tokens and the most recent ones."""
 
-    n_sink: int = 4
+    n_sink: NotNegative = 4
     keep_recents: bool = True
     """Let sinks take no more than half of the budget."""
 

@@ -7,22 +7,24 @@ best tokens; alpha counts inside the budget. Scores are ranks, so they say nothi
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Final, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvp.bounds import Positive
 from kvp.ops.attention import recent_attention
 from kvp.ranking import rank_tokens
 from kvp.scoring import AUTO_GROUP, Needs, View
-from policies.base import AUTO, BaseScorer, Grid, Limits, Presets
+from policies.base import AUTO, Auto, BaseScorer, Grid, Presets
 
-QA = "qa"
+TaskType = Literal["qa", "aggregation"]
+QA: Final = "qa"
 """Information localisation: a few passages of the context hold the answer."""
-AGGREGATION = "aggregation"
+AGGREGATION: Final = "aggregation"
 """Summaries, code, counting: the answer is spread over the context."""
-TASK_TYPES = (QA, AGGREGATION)
+TASK_TYPES: tuple[TaskType, ...] = (QA, AGGREGATION)
 
 
 class WindowSizes(NamedTuple):
@@ -44,32 +46,24 @@ SETTINGS: Mapping[str, Mapping[str, WindowSizes]] = {
 class WindowKV(BaseScorer):
     """Keep windows the last tokens attend to, per group of layers."""
 
-    task: str = QA
+    task: TaskType = QA
     """What the prompt asks for, `qa` or `aggregation`."""
-    setting: str = "qwen"
+    setting: Literal["qwen", "llama"] = "qwen"
     """Meaning of `auto` below: `qwen` or `llama`."""
-    observed: int | str = AUTO
+    observed: Positive | Auto = AUTO
     """Last tokens that vote and are kept (alpha), or `auto` to follow setting and task."""
-    window: int | str = AUTO
+    window: Positive | Auto = AUTO
     """Tokens per window (omega), or `auto`."""
-    top: int | str = AUTO
+    top: Positive | Auto = AUTO
     """Tokens of a window that count for its score (p), or `auto`: all (qa) or half."""
     per_head: bool = False
     """Take the top of every query head, then the mean over heads."""
-    group: int | str = AUTO
+    group: Positive | Auto = AUTO
     """Layers that share one choice (gamma), or `auto`."""
 
     base_name: ClassVar[str] = "windowkv"
     cost: ClassVar[str] = "one window's attention per group of layers, O(Q window N D)"
     presets: ClassVar[Presets] = {"llama": {"setting": "llama"}}
-    limits: ClassVar[Limits] = {
-        "task": TASK_TYPES,
-        "setting": tuple(SETTINGS),
-        "observed": 1,
-        "window": 1,
-        "top": 1,
-        "group": 1,
-    }
     grid: ClassVar[Grid] = {
         "window": (AUTO, 4, 8, 16, 32, 64),
         "observed": (AUTO, 2, 4, 8, 16, 32),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from kvp.bounds import NotNegative, Positive
 from kvp.data.splits import SPLITS
 from kvp.errors import UsageError
 from kvp.program import settings
@@ -25,20 +26,20 @@ class CollectConfig(
     """What is written. A trace store, needed but for --dry_run: new, empty, or an interrupted one
     of the same settings, which is continued. Ranks of one run (`--rank`) may write it together. A
     folder, or an address such as s3://bucket/folder."""
-    train: settings.NotNegative = 200
+    train: NotNegative = 200
     """Sequences of the train split."""
-    validation: settings.NotNegative = 40
+    validation: NotNegative = 40
     """Sequences of the validation split, which training is validated on."""
-    test: settings.NotNegative = 0
+    test: NotNegative = 0
     """Sequences of the test split."""
     answers: Literal["model", "reference"] = "model"
     """What follows the prompt in a trace: the model's own greedy answer, or the data's."""
-    max_new_tokens: settings.Positive = 128
+    max_new_tokens: Positive = 128
     """Maximum tokens of an answer. Tasks with a number of their own stop there."""
     labels: str = ""
     """What else to store for every prompt token, for `kvp train --label`, comma separated: kvzip,
     kvzip_plus (each an extra pass over the prompt)."""
-    batch_size: settings.Positive | None = None
+    batch_size: Positive | None = None
     """Prompts whose answers are decoded together; the traces do not depend on it. Without it as
     many as fit into 4 GiB with their queries, keys and values, at most 16."""
 

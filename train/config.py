@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
+from kvp.bounds import Positive, Weight
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
-from kvp.program.settings import Gigabytes, Group, MemoryConfig, PathOrAddress, Positive, RunConfig
+from kvp.program.settings import Group, MemoryConfig, PathOrAddress, RunConfig
 from kvp.training_names import NO_TRACES
 from train.recipe import PRESETS, PresetName, Recipe, RecipeSettings
 
@@ -29,7 +30,7 @@ class ComputeConfig(Group):
     """Train only these KV heads, START:STOP counted layer by layer; kvp merge joins the parts.
     `auto`: each process of a Slurm array, srun or torchrun its share, in a folder of its own in
     --out (docs/scaling.md)."""
-    activation_gb: Gigabytes = 8.0
+    activation_gb: Weight = 8.0
     """Memory for activations of the rankers, GB; heads that do not fit together are computed
     twice, in groups (a third more time, the same result). What an objective needs is not in it."""
 

@@ -10,9 +10,12 @@ No torch here: `kvp train --help` reads these defaults.
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
+from annotated_types import Ge
+
+from kvp.bounds import NotNegative, Positive, Weight
 from kvp.errors import UsageError
 from kvp.plugins import Registry
-from kvp.program.settings import AtLeast, Group, NotNegative, Positive
+from kvp.program.settings import Group
 from kvp.specification import split_list
 from kvp.training_names import INPUTS, PAPER_INPUTS, TOKEN_INPUTS
 
@@ -42,7 +45,6 @@ OBJECTIVES = Registry(
 )
 """Losses of rankers, of the type `train.learning.losses.Objective`."""
 
-Weight = Annotated[float, AtLeast(0)]
 PresetName = Literal["fourier", "paper"]
 
 
@@ -117,7 +119,7 @@ class ContextSettings(Group):
     """Weight of compression points anywhere in the sequence."""
     sequences: NotNegative = 0
     """Training sequences used, the first of the store; 0 = all."""
-    min_prefix: Annotated[int, AtLeast(2)] = 64
+    min_prefix: Annotated[int, Ge(2)] = 64
     """Shortest prefix that is compressed, tokens."""
     future_max: NotNegative = 512
     """Future tokens whose attention counts; 0 = all."""

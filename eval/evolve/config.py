@@ -6,10 +6,11 @@ from typing import ClassVar, Literal
 from eval.config import EvalConfig, SharedConfig, check_flag, make_eval_config
 from eval.results.record_names import QUERY_AWARE, Protocol
 from kvp import names as known_names
+from kvp.bounds import NotNegative, Positive
 from kvp.budgets import Budget, parse_budget
 from kvp.errors import UsageError
 from kvp.names import LEARNED
-from kvp.program.settings import MemoryConfig, NotNegative, Positive, RunConfig
+from kvp.program.settings import MemoryConfig, RunConfig
 from kvp.specification import split_list
 
 

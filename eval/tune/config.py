@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from annotated_types import Ge
+
 from eval.config import EvalConfig, SharedConfig, make_eval_config
-from kvp.program.settings import AtLeast, Positive, RunConfig
+from kvp.bounds import Positive
+from kvp.program.settings import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +22,7 @@ class TuneConfig(SharedConfig, RunConfig):
     (`snapkv(kernel=7)+ada`), everything else is searched."""
     allocators: str = "uniform,pyramid,ada,global"
     """Allocators, comma separated, for every method that names none."""
-    settings_per_method: Annotated[int, AtLeast(2)] = 48
+    settings_per_method: Annotated[int, Ge(2)] = 48
     """Settings that are tried for each method and protocol, published presets among them. A search
     whose best number is then at an end of what was tried goes on beyond it, with up to as many."""
     budgets: str = "6%,12.5%,25%,50%"

@@ -13,7 +13,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_type_hints
 
+from annotated_types import Ge
+
 from kvp.artifacts.addresses import is_address
+from kvp.bounds import NotNegative, Positive, Weight
 from kvp.errors import UsageError
 from kvp.geometry import DtypeName
 from kvp.names import check_model_name
@@ -22,19 +25,10 @@ from kvp.processes import Rank, rank_of
 from kvp.specification import split_list
 
 
-class AtLeast(NamedTuple):
-    """Mark of a setting's type: its smallest value; None passes."""
-
-    minimum: float
-
-
 class MayBeAddress(NamedTuple):
     """Mark of a setting's type: it may be an address (`kvp.artifacts.addresses`)."""
 
 
-Positive = Annotated[int, AtLeast(1)]
-NotNegative = Annotated[int, AtLeast(0)]
-Gigabytes = Annotated[float, AtLeast(0)]
 PathOrAddress = Annotated[str, MayBeAddress()]
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
@@ -61,8 +55,8 @@ class Group:
                         f"--{name} cannot lie in an object store ({text}): name a path on a disk"
                     )
             for mark in marks[name]:
-                if isinstance(mark, AtLeast) and value is not None and not value >= mark.minimum:
-                    raise UsageError(f"--{name} must be at least {mark.minimum:g}, got {value}")
+                if isinstance(mark, Ge) and value is not None and not value >= mark.ge:
+                    raise UsageError(f"--{name} must be at least {mark.ge}, got {value}")
 
     def check_names(self) -> None:
         """Raise KvpError on a name that cannot exist, before what it names is imported."""
@@ -188,7 +182,7 @@ class ProtectionConfig(Group):
 class MemoryConfig(Group):
     """Memory."""
 
-    memory_gb: Gigabytes = 4.0
+    memory_gb: Weight = 4.0
     """RAM for what is kept instead of being read or computed again, GB in each process."""
 
 

@@ -6,20 +6,20 @@ from typing import ClassVar
 from torch import Tensor
 
 from kvp.allocation import Request, count_winners
-from policies.base import BaseAllocator, Grid, Limits
+from kvp.bounds import Share
+from policies.base import BaseAllocator, Grid
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ada(BaseAllocator):
     """The heads of a layer compete, each with a safeguard."""
 
-    safeguard: float = 0.2
+    safeguard: Share = 0.2
     """Share of the budget that every head has for itself, 0 to 1; 1 is uniform."""
 
     base_name: ClassVar[str] = "ada"
     cost: ClassVar[str] = "a selection per layer, O(H N)"
     reads: ClassVar[str] = "scores that compare within a layer"
-    limits: ClassVar[Limits] = {"safeguard": (0, 1)}
     grid: ClassVar[Grid] = {"safeguard": (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0)}
 
     def allocate(self, request: Request) -> Tensor:

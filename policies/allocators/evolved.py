@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from kvp.allocation import Request
 from kvp.artifacts.manifest import sha256_file
 from kvp.errors import PolicyError, UsageError
 from policies.allocators.per_layer import apportion_layers, repeat_in_heads
-from policies.base import BaseAllocator, Limits
+from policies.base import BaseAllocator
 from policies.budget_files import BudgetFile, budget_path, load_budgets
 
 
@@ -23,11 +23,10 @@ class Evolved(BaseAllocator):
     base_name: ClassVar[str] = "evolved"
     cost: ClassVar[str] = "nothing per prompt; the search before it"
     reads: ClassVar[str] = "a budget file"
-    limits: ClassVar[Limits] = {"rounding": ("exact", "faithful")}
 
     file: str
     """Budget file, or the folder that `kvp evolve` wrote."""
-    rounding: str = "exact"
+    rounding: Literal["exact", "faithful"] = "exact"
     """`exact` meets the budget, `faithful` rounds up as published."""
 
     @classmethod

@@ -1,31 +1,31 @@
 """WindowKV's budgets (arXiv 2503.17922) by groups of layers (docs/methods/windowkv_rule.md)."""
 
 from dataclasses import dataclass
-from math import inf
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from kvp.allocation import Request
+from kvp.bounds import Positive
 from kvp.scoring import AUTO_GROUP, layers_per_group
 from policies.allocators.per_layer import apportion_layers, linear_budgets
-from policies.base import AUTO, BaseAllocator, Grid, Limits
+from policies.base import AUTO, Auto, BaseAllocator, Grid
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowKVAllocator(BaseAllocator):
     """Groups of layers on a falling line, the lowest has most."""
 
-    rule: str = "code"
+    rule: Literal["code", "paper"] = "code"
     """`code` (the group size matters) or `paper` (it does not)."""
-    divisor: float = 14.0
+    divisor: Annotated[float, Ge(1)] = 14.0
     """Lambda: what the budget is divided by to get the smallest."""
-    group: int | str = AUTO
+    group: Positive | Auto = AUTO
     """Gamma: layers per group, or `auto`."""
 
     base_name: ClassVar[str] = "windowkv"
-    limits: ClassVar[Limits] = {"rule": ("code", "paper"), "divisor": (1, inf), "group": 1}
     grid: ClassVar[Grid] = {"divisor": (1.0, 3.0, 7.0, 14.0, 28.0)}
 
     def allocate(self, request: Request) -> Tensor:

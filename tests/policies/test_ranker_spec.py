@@ -28,11 +28,13 @@ def test_fourier_features_by_hand():
         ({"inputs": ("key", "key")}, "once each, got .'key', 'key'"),
         ({"architecture": "paper", "inputs": ("key",)}, "has the inputs key, value, position, and"),
         ({"architecture": "paper", "neighbours": 3}, "choose fourier"),
+        ({"blocks": 5}, "blocks must be 1 or 2"), ({"hidden": 0}, "hidden must be greater than 0"),
+        ({"neighbours": -2}, "neighbours must be greater than or equal to 0, got -2"),
     ],
-)
+)  # fmt: skip
 def test_bad_specs_are_value_errors(bad, message):
     with pytest.raises(ValueError, match=message):
-        RankerSpec(head_dim=8, hidden=6, **bad)
+        RankerSpec(**{"head_dim": 8, "hidden": 6, **bad})
 
 
 def test_inputs_have_one_order():

@@ -36,7 +36,7 @@ def test_another_geometry_is_refused_in_one_line(tmp_path):
     message = "holds budgets for 3 layers x 2 KV heads, the model has 4 x 2"
     with pytest.raises(PolicyError, match=message):
         Evolved(file=str(saved)).allocate(_request(20, layers=4))
-    with pytest.raises(UsageError, match="rounding must be one of exact, faithful"):
+    with pytest.raises(UsageError, match="rounding must be 'exact' or 'faithful'"):
         Evolved(file=str(saved), rounding="up")
 
 
