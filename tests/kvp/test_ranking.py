@@ -170,7 +170,7 @@ def test_percentages_keep_the_protected_tokens_of_short_prompts(budget, cached, 
 
 
 def test_token_counts_below_the_protected_tokens_are_refused():
-    with pytest.raises(ValueError, match=r"whole numbers, 0 or more, got Protection\(sinks=1.5"):
+    with pytest.raises(ValueError, match=r"Protection: sinks must be a valid integer, got 1.5"):
         Protection(sinks=1.5)
     with pytest.raises(UsageError, match=r"16 tokens, fewer than the 20 protected ones \(a perc"):
         kept_tokens(parse_budget("16"), 500, Protection())

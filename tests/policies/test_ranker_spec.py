@@ -28,7 +28,7 @@ def test_fourier_features_by_hand():
         ({"inputs": ("key", "key")}, "once each, got .'key', 'key'"),
         ({"architecture": "paper", "inputs": ("key",)}, "has the inputs key, value, position, and"),
         ({"architecture": "paper", "neighbours": 3}, "choose fourier"),
-        ({"blocks": 5}, "blocks must be 1 or 2"), ({"hidden": 0}, "hidden must be greater than 0"),
+        ({"blocks": 5}, "blocks must be 1 or 2"), ({"hidden": 0}, "hidden must be greater than or"),
         ({"neighbours": -2}, "neighbours must be greater than or equal to 0, got -2"),
     ],
 )  # fmt: skip
