@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvp.errors import UsageError
 from kvp.own_packages import import_own
-from kvp.program.from_python import in_python, make_settings, take_names
+from kvp.program.from_python import in_python, settings_of, take_names
 from kvp.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -101,9 +101,9 @@ def evaluate(
     with TemporaryDirectory(prefix="kvp-results-") as folder:
         if temporary:
             settings = {"timing_prompts": 0, **settings, "out": f"{folder}/results"}
-        config = make_settings("eval", "EvalConfig", settings)
-        evaluation = import_own("eval.from_python")  # names are checked: torch may be imported
-        table: ResultsFrame | DataFrame = evaluation.run_from_python(config, loaded, temporary)
+        with settings_of("eval", "EvalConfig", settings) as config:
+            evaluation = import_own("eval.from_python")  # names are checked: torch may be imported
+            table: ResultsFrame | DataFrame = evaluation.run_from_python(config, loaded, temporary)
         return table
 
 
@@ -118,7 +118,8 @@ def read_results(folder: str | os.PathLike[str]) -> ResultsFrame:
 
 
 def _run(package: str, config: str, settings: dict[str, Any]) -> None:
-    import_own(f"{package}.run").run(make_settings(package, config, settings))
+    with settings_of(package, config, settings) as made:
+        import_own(f"{package}.run").run(made)
 
 
 def __dir__() -> list[str]:

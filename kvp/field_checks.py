@@ -36,7 +36,7 @@ def check_value(
     except ValidationError as refused:
         parts = [part["msg"].removeprefix("Input should be ") for part in refused.errors()]
     wanted = " or ".join(dict.fromkeys(parts))
-    raise error(f"{owner or kind.__name__}: {name} must be {wanted}, got {value!r}")
+    raise error(f"{owner or kind.__name__}: {name} must be {wanted}, got {value!r:.60}")
 
 
 def checks_of(kind: type, error: type[Exception] = ValueError) -> Checks:

@@ -17,7 +17,7 @@ from kvp.training_names import NO_TRACES
 from train.recipe import PRESETS, PresetName, Recipe, RecipeSettings
 
 AUTO_HEADS = "auto"
-"""`--heads` that every process of a job finds out for itself (`train.head_shards`)."""
+"""`--heads` that every process of a job finds out for itself (`train.process_share`)."""
 RUN_SETTINGS = ("validate_every", "validation_contexts")
 """Settings next to those of the recipe that decide the content of a policy or a shard."""
 

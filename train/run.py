@@ -6,7 +6,6 @@ from policies.policy_files import PolicyMeta, save_policy
 from train.config import AUTO_HEADS, TrainConfig
 from train.data.labels import EVALUATED
 from train.data.training_data import recorded_model
-from train.head_shards import own_heads
 from train.job.prepare import Job, prepare
 from train.job.summary import print_end, print_summary
 from train.learning.calibration import (
@@ -17,6 +16,7 @@ from train.learning.calibration import (
 )
 from train.learning.losses import load_objective
 from train.learning.validation import validate_rankers
+from train.process_share import take_share_of_heads
 from train.training import RankerTraining, train_rankers
 
 
@@ -26,7 +26,7 @@ def run(config: TrainConfig) -> None:
     Raises StoreError for an unfit store, UsageError for an unfit flag or a loss that is not finite.
     """
     if config.heads == AUTO_HEADS:
-        config = own_heads(config)
+        config = take_share_of_heads(config)
     job = prepare(config)
     if job.target.is_finished():
         job.target.finish()

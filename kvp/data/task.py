@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from kvp.bounds import Positive
 from kvp.errors import UsageError
+from kvp.field_checks import check_fields
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,18 +27,10 @@ Turn = Mapping[str, str]
 _DIGITS = 8
 """Hexadecimal digits in the name of a context that several samples share."""
 _CONTEXT = re.compile(rf"@[0-9a-f]{{{_DIGITS}}}$")
-_NOT_CONTENT = frozenset({"id", "split", "max_new_tokens", "labels"})
-"""Fields of a sample that its digest is not of."""
-_CONTENT = frozenset(
-    {"task", "messages", "context", "question", "answer_prefix", "references", "metric", "reply"}
-)
-"""Fields that it is always of; of the others where they are not the default."""
-_TUPLES = {
-    "messages": Mapping, "references": str, "classes": str, "token_ids": int, "reply_token_ids": int
-}  # fmt: skip
-"""Fields that are tuples, and what they hold."""
-_OTHERS = {"max_new_tokens": int, "chat_template": bool, "labels": Mapping}
-"""Types of the other fields that are no text."""
+NOT_CONTENT = {"digest": "never"}
+"""Metadata of a sample's fields that its digest is not of."""
+NEWER = {"digest": "changed"}
+"""Metadata of those that it is of where they are not the default, so that older digests hold."""
 INPUT_FLAGS = ("essays", "squad", "hotpotqa", "chat", "text", "data")
 """Settings that name files that prompts come from: their content is part of a run's identity."""
 
@@ -56,12 +50,12 @@ def context_key(sample_id: str) -> str:
 class Sample:
     """A prompt, either as a chat (`messages`) or as context, question and answer prefix."""
 
-    id: str
+    id: str = field(metadata=NOT_CONTENT)
     """Unique within a run: task, split, seed and index, and the name of a shared context."""
     task: str
-    split: str
+    split: str = field(metadata=NOT_CONTENT)
     """`train`, `validation` or `test`; `all` where every row of a file is used."""
-    messages: tuple[Turn, ...] | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None
     """A chat, whose last turn is the assistant's reply."""
     context: str = ""
     """First part of the user turn; ends exactly where the question starts."""
@@ -71,40 +65,30 @@ class Sample:
     """First text of the assistant turn, given to the model."""
     references: tuple[str, ...] = ()
     """Strings a right answer contains."""
-    max_new_tokens: int = REPLY_TOKENS
+    max_new_tokens: Positive = field(default=REPLY_TOKENS, metadata=NOT_CONTENT)
     metric: str = "none"
     """A name of `kvp.data.metrics`; with `none` the likelihood of the reply is measured."""
     reply: str = ""
     """Reference continuation after `answer_prefix`; empty when unknown."""
-    token_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = field(default=(), metadata=NEWER)
     """Running text that is given as tokens, instead of everything above: the prompt."""
-    reply_token_ids: tuple[int, ...] = ()
+    reply_token_ids: tuple[int, ...] = field(default=(), metadata=NEWER)
     """The tokens that follow `token_ids`."""
-    chat_template: bool = True
+    chat_template: bool = field(default=True, metadata=NEWER)
     """Whether the prompt gets the tokenizer's chat template; else it is plain text."""
-    classes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = field(default=(), metadata=NEWER)
     """Every class that an answer may name, for the metric `classification`."""
-    labels: Mapping[str, str | float] = field(default_factory=dict)
+    labels: Mapping[str, str | bool | int | float] = field(
+        default_factory=dict, metadata=NOT_CONTENT
+    )
     """What else tells prompts apart in records: `depth`, `prompt_length`, `turn`."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError on a field of another type than the above."""
-        for item in fields(self):
-            value, held = getattr(self, item.name), _TUPLES.get(item.name)
-            if held is None:
-                kind = _OTHERS.get(item.name, str)
-                wanted = "int above 0" if kind is int else kind.__name__
-                fits = (
-                    value > 0 if isinstance(value, int) and kind is int else isinstance(value, kind)
-                )
-            else:
-                wanted, many = f"a tuple of {held.__name__}", isinstance(value, tuple | list)
-                fits = value is item.default or (many and all(isinstance(v, held) for v in value))
-            if not fits:
-                raise ValueError(f"a sample whose {item.name} is {value!r:.60}, not {wanted}")
-        for name, value in self.labels.items():
-            if not isinstance(value, str | int | float):
-                raise ValueError(f"a sample whose label {name} is {value!r:.60}, no text or number")
+        """Raise ValueError on a field of another type than the above; lists become tuples."""
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+        check_fields(self, "a sample")
 
     @property
     def text(self) -> str:
@@ -116,8 +100,8 @@ class Sample:
         """16 hexadecimal digits of SHA-256 of what is fed and compared; not of name and limits."""
         content = {}
         for item in fields(self):
-            value = getattr(self, item.name)
-            if item.name not in _NOT_CONTENT and (item.name in _CONTENT or value != item.default):
+            value, when = getattr(self, item.name), item.metadata.get("digest", "always")
+            if when == "always" or (when == "changed" and value != item.default):
                 content[item.name] = value
         text = json.dumps(content, sort_keys=True, ensure_ascii=False, default=dict)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

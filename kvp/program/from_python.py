@@ -35,24 +35,37 @@ def _flags() -> set[str]:
     return flags
 
 
-def make_settings(package: str, config: str, settings: dict[str, Any]) -> Any:  # noqa: ANN401
-    """The config of a program; UsageError, naming the setting, on what cannot work."""
-    if (tasks := settings.get("tasks")) is not None:  # names and objects
-        tasks = [tasks] if isinstance(tasks, str) else tasks
-        if not isinstance(tasks, Iterable):
-            raise UsageError(f"tasks={tasks!r:.60} is an object; put it in a list")
-        if settings.get("engine") == "ray" and not all(isinstance(task, str) for task in tasks):
-            raise UsageError("engine='ray' takes tasks by name: objects stay in a process")
-        settings = {**settings, "tasks": import_own("kvp.data.tasks").named_tasks(tasks)}
+@contextmanager
+def settings_of(package: str, config: str, settings: dict[str, Any]) -> Iterator[Any]:
+    """The config of a program; the tasks among its settings are known inside the context.
+
+    Raises UsageError, naming the setting, on what cannot work.
+    """
     config_class = load(f"{package}.config:{config}")
     flags = flags_of(config_class, settings.get("preset"))
     for name in settings:
         if name not in flags:
             raise UsageError(f"unknown setting {name!r}{did_you_mean(name, flags)}")
-    values = {name: python_value(flags[name], value) for name, value in settings.items()}
-    made = make_config(config_class, flags, values)
-    made.check_names()
-    return made
+    with _naming_tasks(settings) as named:
+        values = {name: python_value(flags[name], value) for name, value in named.items()}
+        made = make_config(config_class, flags, values)
+        made.check_names()
+        yield made
+
+
+@contextmanager
+def _naming_tasks(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Settings in which tasks are names, which are known inside the context."""
+    if (tasks := settings.get("tasks")) is None:
+        yield settings
+        return
+    tasks = [tasks] if isinstance(tasks, str) else tasks
+    if not isinstance(tasks, Iterable):
+        raise UsageError(f"tasks={tasks!r:.60} is an object; put it in a list")
+    if settings.get("engine") == "ray" and not all(isinstance(task, str) for task in tasks):
+        raise UsageError("engine='ray' takes tasks by name: objects stay in a process")
+    with import_own("kvp.data.tasks").naming_tasks(tasks) as names:
+        yield {**settings, "tasks": names}
 
 
 def take_names(function: Callable[..., Any], resolve: Callable[..., Any]) -> Callable[..., Any]:

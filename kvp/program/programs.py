@@ -96,7 +96,7 @@ PROGRAMS = {
     ),
     "merge": Program(
         "train.config:MergeConfig",
-        "train.head_shards:run",
+        "train.merge:run",
         "Join policies of some KV heads each, written by kvp train --heads. The result is the "
         "policy that one run of all heads would have written.",
         (

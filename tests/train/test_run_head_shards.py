@@ -15,7 +15,7 @@ from kvp.processes import Rank
 from kvp.program.table import run_program
 from policies.policy_files import POLICY, load_policy, load_shard
 from train.config import TrainConfig
-from train.head_shards import own_heads, share_of_heads
+from train.process_share import share_of_heads, take_share_of_heads
 
 merge = partial(run_program, "merge")
 
@@ -155,17 +155,17 @@ def second_of_three(monkeypatch):
 @pytest.mark.usefixtures("second_of_three")
 def test_a_process_of_several_has_heads_and_a_folder_of_its_own(store, tmp_path):
     config = TrainConfig(heads="auto", out=str(tmp_path / "out"), traces=str(store))
-    own = own_heads(config)
+    own = take_share_of_heads(config)
     assert (own.heads, own.out) == ("1:2", str(tmp_path / "out" / "heads-1-2"))
     with pytest.raises(StoreError, match="is not a trace store"):
-        own_heads(TrainConfig(heads="auto", out="o", traces=str(tmp_path)))
+        take_share_of_heads(TrainConfig(heads="auto", out="o", traces=str(tmp_path)))
 
 
 def test_a_process_alone_trains_all_heads(store, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "SLURM_ARRAY_TASK_ID", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     config = TrainConfig(heads="auto", out="out", traces=str(store))
-    assert own_heads(config) == TrainConfig(out="out", traces=str(store))
+    assert take_share_of_heads(config) == TrainConfig(out="out", traces=str(store))
 
 
 @pytest.mark.usefixtures("second_of_three")

@@ -125,20 +125,35 @@ def choose_flags_of_eval(traces: Mapping[str, Any], policy: str) -> dict[str, st
     """Flags that evaluate a policy on the model and data of its traces, of which this is the
     manifest; what the traces do not say is written in capitals.
     """
-    name = str(traces["model"].get("id"))
-    if name != NANO and "/" not in name:  # recorded without its folder
-        name = str(Path("models", name)) if Path("models", name).is_dir() else "MODEL"
-    flags = {"model": name, "policies": policy}
     usual = {"dtype": "float32", "revision": None, "chat_template": True, "essays": None}
-    made = {**usual, **traces.get("config", {}), **traces["model"]}
-    data = recorded_text(traces).get("data", {})
-    if (tasks := data.get("tasks")) and {*QA_FLAGS.values()}.isdisjoint(data):  # without files
-        asked = (one for one in split_list(made.get("tasks", "")) if one not in (*TASKS, *GROUPS))
-        own = (one if is_object_name(one) else "TASK" for one in asked)  # an object has no name
-        named = [task if task in TASKS else next(own, "TASK") for task in tasks]
-        flags |= {"tasks": ",".join(named), "length": str(data["length"])}
-    elif Path(str(data.get("name"))).is_file():
-        flags |= {"tasks": "data", "data": data["name"], "length": str(data["length"])}
-    flags |= {flag: str(made[flag] or "false") for flag in usual if made[flag] != usual[flag]}
-    flags |= {"prompts": "10", "methods": "full,kvp,kvp+global,keydiff,nulls"}
-    return flags | {"out": f"{policy}-results"}
+    recorded = {**usual, **traces.get("config", {}), **traces["model"]}
+    changed = {flag: recorded[flag] for flag in usual if recorded[flag] != usual[flag]}
+    return {
+        "model": _model_flag(str(traces["model"].get("id"))),
+        "policies": policy,
+        **_data_flags(recorded_text(traces).get("data", {}), recorded.get("tasks", "")),
+        **{flag: str(value or "false") for flag, value in changed.items()},
+        "prompts": "10",
+        "methods": "full,kvp,kvp+global,keydiff,nulls",
+        "out": f"{policy}-results",
+    }
+
+
+def _model_flag(name: str) -> str:
+    """The model of traces as a flag names it; traces record a folder's name without its place."""
+    if name == NANO or "/" in name:
+        return name
+    folder = Path("models", name)
+    return str(folder) if folder.is_dir() else "MODEL"
+
+
+def _data_flags(data: Mapping[str, Any], tasks: str) -> dict[str, str]:
+    """Tasks or a file as the flags name them, of the data that a manifest and --tasks recorded."""
+    if (built := data.get("tasks")) and {*QA_FLAGS.values()}.isdisjoint(data):  # without files
+        users = [task for task in split_list(tasks) if task not in (*TASKS, *GROUPS)]
+        flags = (task if is_object_name(task) else "TASK" for task in users)  # objects: no name
+        named = [task if task in TASKS else next(flags, "TASK") for task in built]
+        return {"tasks": ",".join(named), "length": str(data["length"])}
+    if Path(str(data.get("name"))).is_file():
+        return {"tasks": "data", "data": data["name"], "length": str(data["length"])}
+    return {}

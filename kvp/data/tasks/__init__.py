@@ -6,7 +6,8 @@ A user's own task is an object with `build` and `score` (`kvp.data.task.Task`), 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from itertools import chain, islice
@@ -64,8 +65,9 @@ def is_built_in(task: Task) -> bool:
     return TASKS.get(task.name) is task
 
 
-def named_tasks(tasks: Iterable[str | Task]) -> str:
-    """What `--tasks` would say for names and task objects; `find_task` knows these objects alone.
+@contextmanager
+def naming_tasks(tasks: Iterable[str | Task]) -> Iterator[str]:
+    """What `--tasks` would say for names and task objects; inside, `find_task` knows the objects.
 
     Raises UsageError for an object that is no task, or has the name of another one.
     """
@@ -74,8 +76,11 @@ def named_tasks(tasks: Iterable[str | Task]) -> str:
     for task in made:
         if not isinstance(task, str) and own[task.name] is not task:
             raise UsageError(f"two tasks are called {task.name!r}: rename one")
-    _OWN.set(own)
-    return ",".join(task if isinstance(task, str) else task.name for task in made)
+    before = _OWN.set(own)
+    try:
+        yield ",".join(task if isinstance(task, str) else task.name for task in made)
+    finally:
+        _OWN.reset(before)
 
 
 def find_task(name: str) -> Task:

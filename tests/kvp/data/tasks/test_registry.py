@@ -9,7 +9,7 @@ import pytest
 from kvp.artifacts.manifest import sha256_file
 from kvp.data.sources import data_identity, open_source
 from kvp.data.task import TaskSettings
-from kvp.data.tasks import build_samples, expand_tasks, find_task, named_tasks
+from kvp.data.tasks import build_samples, expand_tasks, find_task, naming_tasks
 from kvp.errors import UsageError
 
 MODULE = """
@@ -89,17 +89,19 @@ def test_a_task_by_its_module(module, tokenizer):
 
 def test_a_task_from_python(module):
     mine = find_task(f"{module}:Reversed")
-    assert named_tasks(["chat", mine]) == "chat,reversed"
-    assert find_task("reversed") is mine
-    with pytest.raises(UsageError, match="task 'vt': kvp has its own of this name"):
-        named_tasks([replace(mine, name="vt")])
-    for check, given in ((named_tasks, [mine, replace(mine)]),
-                         (expand_tasks, ["reversed", f"{module}:Reversed"])):  # fmt: skip
+    with naming_tasks(["chat", mine]) as names:
+        assert names == "chat,reversed"
+        assert find_task("reversed") is mine
         with pytest.raises(UsageError, match="two tasks are called 'reversed': rename one"):
-            check(given)
-    assert named_tasks(["chat"]) == "chat"  # of another call
+            expand_tasks(["reversed", f"{module}:Reversed"])
     with pytest.raises(UsageError, match="unknown task 'reversed'"):
-        find_task("reversed")
+        find_task("reversed")  # the objects of one call are not those of the next
+    for given, message in (
+        ([replace(mine, name="vt")], "task 'vt': kvp has its own of this name"),
+        ([mine, replace(mine)], "two tasks are called 'reversed': rename one"),
+    ):
+        with pytest.raises(UsageError, match=message), naming_tasks(given):
+            pass
 
 
 def test_a_task_may_be_a_generator_and_gives_as_many_samples_as_requested(module, tokenizer):
@@ -111,10 +113,15 @@ def test_a_task_may_be_a_generator_and_gives_as_many_samples_as_requested(module
 
 
 def test_a_task_that_fails_is_named(module, tokenizer):
-    fields = ["references is '123', not a tuple of", "metric is 'al', not all", "task is 'vt', not",
-              "split is 'foo', not train or validation or test or all"]  # fmt: skip
-    others = "token 1000000, not of 0 to", r"label depth is \[1\], no text", "too long a prompt: r"
-    said = [*(f"a sample whose {field}" for field in fields), *others]
+    said = [
+        "a sample: references must be a valid tuple, got '123'",
+        "sample whose metric is 'al'",
+        "a sample whose task is 'vt', not",
+        "a sample whose split is 'foo', not train or vali",
+        "token 1000000, not of 0 to",
+        "labels must be .*, got {'depth'",
+        "too long a prompt: r",
+    ]
     for seed, text in enumerate([*said, "'text', not"]):
         with pytest.raises(UsageError, match=f"--tasks {module}:Faulty: .*{text}"):
             build_samples(f"{module}:Faulty", replace(SETTINGS, seed=seed), tokenizer)

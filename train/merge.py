@@ -1,8 +1,7 @@
-"""Parts of a training by KV heads: `--heads auto`, and `kvp merge`, which joins them.
+"""`kvp merge`: join policies of some KV heads each (`train.process_share`).
 
-Every process of a Slurm array, of srun or of torchrun trains its own heads and writes a shard, in a
-folder of `--out`. Heads train independently of each other, from weights and noise that are drawn
-for the whole model, so the merged policy is the one that a single run would have written.
+Heads train independently of each other, from weights and noise that are drawn for the whole model,
+so the merged policy is the one that a single run would have written.
 """
 
 from collections.abc import Sequence
@@ -11,48 +10,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from kvp.artifacts.addresses import place
 from kvp.artifacts.claim import OutputFolder
 from kvp.artifacts.manifest import differences
-from kvp.devices import device_of_rank
 from kvp.errors import PolicyError, UsageError
-from kvp.processes import Rank, rank_of
 from kvp.specification import split_list
-from kvp.store.metadata import load_metadata
 from policies.learned import Calibration
 from policies.policy_files import POLICY, PolicyMeta, Shard, load_shard, save_policy
 from policies.ranker import HeadRankers
 from policies.sources import INDEX
-from train.config import RUN_SETTINGS, MergeConfig, TrainConfig
+from train.config import RUN_SETTINGS, MergeConfig
 from train.learning.calibration import calibration_of
-
-SHARD_FOLDER = "heads-{start}-{stop}"
-"""Folder in `--out` of a process that trains some heads."""
-
-
-def own_heads(config: TrainConfig) -> TrainConfig:
-    """The settings with the heads, the folder and the device of this process.
-
-    A process that is alone trains all heads, in `--out` itself. Raises UsageError where there are
-    more processes than heads, and what the store raises.
-    """
-    rank = rank_of(None, None)
-    if not rank.shared:
-        return replace(config, heads=None)
-    heads = share_of_heads(rank, load_metadata(place(config.traces))[1].geometry.total_kv_heads)
-    return replace(
-        config,
-        heads=f"{heads.start}:{heads.stop}",
-        out=str(place(config.out) / SHARD_FOLDER.format(start=heads.start, stop=heads.stop)),
-        device=device_of_rank(config.device, rank),
-    )
-
-
-def share_of_heads(rank: Rank, total: int) -> range:
-    """Heads of one process, consecutive; shares differ by at most one. UsageError for none."""
-    if rank.count > total:
-        raise UsageError(f"--heads auto: {rank.count} processes, but only {total} KV heads")
-    return range(rank.index * total // rank.count, (rank.index + 1) * total // rank.count)
+from train.process_share import SHARD_FOLDER
 
 
 def run(config: MergeConfig) -> None:
@@ -61,7 +29,7 @@ def run(config: MergeConfig) -> None:
     Raises PolicyError where a shard is damaged or a whole policy, where shards do not belong
     together or do not cover every head exactly once, or where `config.out` holds other files.
     """
-    folders = [folder for path in split_list(config.shards) for folder in shards_in(path)]
+    folders = [folder for path in split_list(config.shards) for folder in list_shards(path)]
     named = {folder: load_shard(folder) for folder in folders}
     if not named:
         raise UsageError("--shards names no directories")
@@ -69,18 +37,18 @@ def run(config: MergeConfig) -> None:
         if shard.meta.heads is None:
             raise PolicyError(f"--shards {folder} is a whole policy already, not a shard of one")
     check_same_run(named)
-    shards = in_order(list(named.values()))
+    shards = sort_by_heads(list(named.values()))
     with OutputFolder.claim(Path(config.out), POLICY, {}) as target:
         if target.existing_marker is not None:
             raise PolicyError(f"--out {config.out} already holds a policy; name a new folder")
         states = [state for shard in shards for state in shard.rankers.head_states()]
         rankers = HeadRankers.from_head_states(shards[0].rankers.spec, states)
-        calibration = joined_calibration(shards)
-        save_policy(config.out, rankers, joined_meta(shards), calibration=calibration)
+        calibration = join_calibrations(shards)
+        save_policy(config.out, rankers, join_meta(shards), calibration=calibration)
     print(f"{config.out}: {len(states)} KV heads from {len(shards)} shards")
 
 
-def shards_in(folder: str) -> list[str]:
+def list_shards(folder: str) -> list[str]:
     """A shard, or those that `kvp train --heads auto` has written into a folder."""
     inside = sorted(Path(folder).glob(SHARD_FOLDER.format(start="*", stop="*")))
     return [folder] if (Path(folder) / INDEX).exists() or not inside else list(map(str, inside))
@@ -108,7 +76,7 @@ def _shared_settings(shard: Shard) -> dict[str, Any]:
     }
 
 
-def in_order(shards: Sequence[Shard]) -> list[Shard]:
+def sort_by_heads(shards: Sequence[Shard]) -> list[Shard]:
     """Shards by their first head; PolicyError unless they hold every head exactly once."""
     ordered = sorted(shards, key=lambda shard: shard.meta.head_range.start)
     total = shards[0].meta.geometry.total_kv_heads
@@ -124,7 +92,7 @@ def in_order(shards: Sequence[Shard]) -> list[Shard]:
     return ordered
 
 
-def joined_calibration(shards: Sequence[Shard]) -> Calibration | None:
+def join_calibrations(shards: Sequence[Shard]) -> Calibration | None:
     """Calibration of all heads: the same maps."""
     maps = [shard.calibration for shard in shards if shard.calibration is not None]
     if len(maps) < len(shards):
@@ -134,7 +102,7 @@ def joined_calibration(shards: Sequence[Shard]) -> Calibration | None:
     return calibration_of(maps[0].target, knots)
 
 
-def joined_meta(shards: Sequence[Shard]) -> PolicyMeta:
+def join_meta(shards: Sequence[Shard]) -> PolicyMeta:
     """Metadata as of a single run; `shards` records how the parts were made."""
     first = shards[0].meta
     training = dict(first.training)
