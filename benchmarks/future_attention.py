@@ -160,23 +160,17 @@ def _measure(tokens: int, form: str, args: argparse.Namespace) -> dict[str, floa
 
 def _forms() -> dict[str, Callable[[Tensor, Tensor, int], Tensor]]:
     """Every form as (queries [G, T, D], keys [T, D], tokens cached N) -> [N] float32."""
-    import torch
-
     from kvp.ops import future_attention, future_attention_kernel
 
-    def naive(queries: Tensor, keys: Tensor, cached: int) -> Tensor:
-        logits: Tensor = queries[:, cached:] @ keys.T / WIDTH**0.5
-        index = torch.arange(len(keys), device=keys.device)
-        attention = logits.masked_fill(index > index[cached:, None], -torch.inf).softmax(dim=-1)
-        return attention.amax(dim=0)[:, :cached].sum(dim=0)
+    def of_all_queries(form: Callable[..., Tensor]) -> Callable[[Tensor, Tensor, int], Tensor]:
+        return lambda queries, keys, cached: form(queries, keys, cached, len(keys), cached)
 
-    def tiles(queries: Tensor, keys: Tensor, cached: int) -> Tensor:
-        return future_attention.received_attention(queries, keys, cached, len(keys), cached)
-
-    def triton(queries: Tensor, keys: Tensor, cached: int) -> Tensor:
-        return future_attention_kernel.received_attention(queries, keys, cached, len(keys), cached)
-
-    return {"naive": naive, "blocked": tiles, "triton": triton, "flex": _flex}
+    return {
+        "naive": of_all_queries(future_attention.received_attention),
+        "blocked": of_all_queries(future_attention.receive_by_tiles),
+        "triton": of_all_queries(future_attention_kernel.receive_by_kernel),
+        "flex": _flex,
+    }
 
 
 def _flex(queries: Tensor, keys: Tensor, start: int) -> Tensor:

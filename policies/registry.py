@@ -81,7 +81,10 @@ Builder = Callable[[str | None, Mapping[str, str]], object]
 def _build(
     spec: object, kind: str, known: Mapping[str, Builder], *, policies: bool = False
 ) -> tuple[Any, str]:
-    """A component and its label, its name in messages; UsageError, naming the `kind`, for none."""
+    """Build the component that `spec` describes, and the label that messages call it.
+
+    Raises UsageError where there is no such `kind`.
+    """
     if not isinstance(spec, str | Specification):
         label = class_label(kind, spec)
         return instance_of(spec, label), label

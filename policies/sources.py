@@ -15,7 +15,7 @@ INDEX = POLICY_FILE
 """File that makes a folder a policy."""
 _FOLDER = Path(__file__).parent / "bundled"
 BUNDLED = {name: _FOLDER / name for name in names.POLICIES} | {names.NANO: nano.path() / "policy"}
-"""Policies in the wheel, by name, of the models that kvp brings policies of."""
+"""Bundled policies: name -> folder."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,11 +52,11 @@ def run(config: CollectConfig) -> None:
     if config.out and check_folder(out, STORE, identity_of(config, prompts, tokenizer, None)):
         missing -= len(list_committed(out))
     if config.dry_run:
-        announce(config, geometry, total, mean_tokens(prompts, tokenizer))
+        announce_size(config, geometry, total, mean_tokens(prompts, tokenizer))
         print("dry run: nothing was written")
         return
     if missing:
-        check_disk(out, announce(config, geometry, missing, mean_tokens(prompts, tokenizer)))
+        check_disk(out, announce_size(config, geometry, missing, mean_tokens(prompts, tokenizer)))
     if config.engine == "ray" and missing:
         with Progress("collecting", total, completed=total - missing) as bar:
             do_with_ray(run, config, config.device, lambda: bar.update(len(list_committed(out))))
@@ -70,7 +70,7 @@ def run(config: CollectConfig) -> None:
     print(f"next: kvp train --traces {traces} --out {policy}")
 
 
-def prompts_of(config: CollectConfig) -> TaskSettings:
+def prompt_settings(config: CollectConfig) -> TaskSettings:
     """Settings of the prompts."""
     return TaskSettings.of(config, needs_reply=config.answers == "reference")
 
@@ -78,7 +78,7 @@ def prompts_of(config: CollectConfig) -> TaskSettings:
 def plan_prompts(config: CollectConfig, tokenizer: PreTrainedTokenizerBase) -> CollectionPlan:
     """The prompts by index, announced; UsageError for data that does not exist or fit."""
     phase("making the prompts")
-    prompts = plan_collection(prompts_of(config), config.counts, tokenizer)
+    prompts = plan_collection(prompt_settings(config), config.counts, tokenizer)
     if prompts.tasks:
         print(f"tasks: {', '.join(prompts.tasks)}")
     for note in prompts.notes:
@@ -97,7 +97,7 @@ def identity_of(
     `weights` is their digest (`kvp.hf.model_identity.weights_digest`), None before they are loaded.
     The device is left out: it changes rounding, which is not what a trace means.
     """
-    data = data_identity(prompts_of(config), prompts.tasks)
+    data = data_identity(prompt_settings(config), prompts.tasks)
     return {
         **({} if config.chat_template else {"chat_template": False}),
         "model": model_identity(config.model, config.revision, tokenizer, weights),
@@ -114,7 +114,7 @@ def mean_tokens(prompts: CollectionPlan, tokenizer: PreTrainedTokenizerBase) -> 
     return sum(count_prompt_tokens(sample, tokenizer) for sample in spaced) / len(spaced)
 
 
-def announce(config: CollectConfig, geometry: Geometry, missing: int, mean: float) -> int:
+def announce_size(config: CollectConfig, geometry: Geometry, missing: int, mean: float) -> int:
     """Print about what the missing sequences take, and return the bytes on disk.
 
     `mean` is the mean number of tokens of a prompt.

@@ -75,7 +75,7 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Encoded:
     is all but its last token. One without a context has its question in its place. Without a chat
     template samples are plain text, chats with lines `User:` and `Assistant:`.
 
-    Raises UsageError for messages and texts that are none (`kvp.messages`), a chat that does not
+    Raises UsageError for invalid messages or texts (`kvp.messages`), a chat that does not
     end with user and assistant, and where there is no token; ModelError where the chat template
     refuses the turns or drops, repeats or reorders them, ChangedTextError where it writes others.
     """

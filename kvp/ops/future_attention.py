@@ -1,8 +1,8 @@
 """Future attention: how much attention every cached token will receive (KVP paper, section 3.1.1).
 
-Plain PyTorch here is the definition; on CUDA devices where triton is installed,
-`kvp.ops.future_attention_kernel` gives the same numbers. The T x T matrix costs a tile of at most
-`TILE` numbers, in which logits of a block of queries become probabilities in place.
+`received_attention` defines it; `receive_by_tiles` gives the same numbers in the memory of a tile
+of at most `TILE` numbers, in which logits of a block of queries become probabilities in place, and
+on CUDA devices where triton is installed `kvp.ops.future_attention_kernel` does.
 """
 
 from collections.abc import Iterator
@@ -51,8 +51,8 @@ def future_attention(
         # Imported here because triton is an extra, and nobody without a GPU should wait for it.
         from kvp.ops import future_attention_kernel as kernel
 
-        return kernel.received_attention(*arguments, weights=weights)
-    return received_attention(*arguments, weights=weights)
+        return kernel.receive_by_kernel(*arguments, weights=weights)
+    return receive_by_tiles(*arguments, weights=weights)
 
 
 def max_future_attention(
@@ -69,8 +69,17 @@ def max_future_attention(
     return future_attention(queries, keys, prefix_length, stop, weights, "max")
 
 
+def received_attention(queries: Tensor, keys: Tensor, start: int, stop: int, tokens: int) -> Tensor:
+    """The definition of `receive_by_tiles`: a sum over the whole matrix of [..., G, queries, T]."""
+    logits: Tensor = queries[..., start:stop, :] @ keys[..., None, :, :].mT / keys.shape[-1] ** 0.5
+    index = torch.arange(keys.shape[-2], device=keys.device)
+    unseen = index > index[start:stop, None]
+    attention = logits.masked_fill(unseen, -torch.inf).softmax(dim=-1)
+    return attention.amax(dim=-3)[..., :tokens].sum(dim=-2)
+
+
 @torch.no_grad()
-def received_attention(
+def receive_by_tiles(
     queries: Tensor,
     keys: Tensor,
     start: int,

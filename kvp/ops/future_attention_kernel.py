@@ -20,7 +20,7 @@ from kvp.ops.triton_support import LOG2_E
 
 
 @torch.no_grad()
-def received_attention(
+def receive_by_kernel(
     queries: Tensor,
     keys: Tensor,
     start: int,
@@ -30,7 +30,7 @@ def received_attention(
     block: int | None = None,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """`kvp.ops.future_attention.received_attention`, arguments, result and errors included.
+    """`kvp.ops.future_attention.receive_by_tiles`, arguments, result and errors included.
 
     `block` queries and `block` keys make a tile (a power of two, at least 16); None takes 64, or 32
     for float32, so that a tile of 256 channels fits the shared memory of every device since 2018.

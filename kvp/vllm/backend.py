@@ -249,7 +249,7 @@ class _Builder:
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **options: Any
     ) -> Any:
-        """The stock metadata, with `HeadSequences.of` the step that is known later."""
+        """Stock metadata, and `kvp_sequences`: makes `HeadSequences` once the step is known."""
         made = super().build(common_prefix_len, common_attn_metadata, *args, **options)  # type: ignore[misc]
         make = partial(HeadSequences.of, common=common_attn_metadata, builder=self.single_head)
         made.kvp_sequences = cache(make)  # all layers have the same

@@ -27,7 +27,8 @@ from vllm.version import __version__
 from kvp.vllm.engine import EngineModel
 from kvp.vllm.plugin import LAYOUT, holds_uneven, settings_of
 from kvp.vllm.scheduler import Scheduler
-from kvp.vllm.worker import Saved, Work, Worker, logger
+from kvp.vllm.work import Saved, Work, logger
+from kvp.vllm.worker import Worker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -13,7 +13,7 @@ from kvp.errors import ContextError, one_line
 from kvp.placeholders import read_placeholders
 from kvp.vllm.backend import UnevenRequest
 from kvp.vllm.engine import EngineModel
-from kvp.vllm.worker import Load, Save, Saved, Work, logger
+from kvp.vllm.work import Load, Save, Saved, Work, logger
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager

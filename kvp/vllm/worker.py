@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -12,11 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from cachetools import LRUCache
 from torch import Tensor
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorMetadata,
-    KVConnectorWorkerMetadata,
-)
-from vllm.logger import init_logger
 from vllm.model_executor.models.utils import extract_layer_index
 
 from kvp.budgets import parse_budget
@@ -25,60 +19,13 @@ from kvp.errors import ContextError, KvpError, UsageError, one_line
 from kvp.protection import Protection
 from kvp.ranking import EMPTY_SLOT, score_and_select
 from kvp.scoring import View
-from kvp.vllm.backend import HeadPool, Step, UnevenRequest, set_step
+from kvp.vllm.backend import HeadPool, Step, set_step
 from kvp.vllm.engine import BlockLayout, EngineModel, policy_of
 from kvp.vllm.plugin import BACKENDS, settings_of
+from kvp.vllm.work import Load, Save, Saved, Work, logger
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-logger = init_logger("vllm.kvp")
-
-
-@dataclass(frozen=True)
-class Load:
-    """Rows of one request that a worker writes before its next step."""
-
-    digest: str
-    blocks: tuple[int, ...]
-    """Blocks of the request, in order."""
-    start: int
-    """First row; those before it are in vLLM's prefix cache."""
-    stop: int
-    refused: str = ""
-    """Why the request ends in an error; nothing is written then."""
-
-
-@dataclass(frozen=True)
-class Save:
-    """One request whose prompt a worker compresses after the step that reads its last token."""
-
-    request: str
-    token_ids: tuple[int, ...]
-    blocks: tuple[int, ...]
-    budget: str
-
-
-@dataclass
-class Work(KVConnectorMetadata):
-    """What workers do before and after one step."""
-
-    loads: list[Load] = field(default_factory=list)
-    saves: list[Save] = field(default_factory=list)
-    uneven: list[UnevenRequest] = field(default_factory=list)
-    """Requests of the step whose contexts have uneven counts."""
-
-
-@dataclass
-class Saved(KVConnectorWorkerMetadata):
-    """What became of the saves of a step: of each request, its `kv_transfer_params`."""
-
-    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """The answers of both workers."""
-        assert isinstance(other, Saved)
-        return Saved({**self.answers, **other.answers})
 
 
 class Worker:

@@ -29,7 +29,7 @@ def test_lengths_that_would_take_too_long_are_named(run_benchmark):
 
 
 def test_a_form_that_fails_is_named_and_the_others_are_measured(run_benchmark, monkeypatch):
-    monkeypatch.setattr("kvp.ops.future_attention.received_attention", lambda *_: [][0])
+    monkeypatch.setattr("kvp.ops.future_attention.receive_by_tiles", lambda *_: [][0])
     flags = ["--forms", "blocked,naive", "--lengths", "64", "--seconds", "0"]
     blocked, naive = run_benchmark("future_attention", *flags)["results"]
     assert blocked["skipped"] == "failed: list index out of range"

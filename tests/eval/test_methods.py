@@ -126,7 +126,9 @@ def test_needs_are_put_in_words(needs, words):
 def test_every_need_has_words():
     passes = {"reconstruction": Reconstruction(), "noise": Noise()}
     with_it = {"every_state": {"hidden_after": 2}}
-    each = {n: Needs(**with_it.get(n, {}), **{n: passes.get(n, 2)}) for n in vars(Needs())}
+    switches = {name: True for name, usual in vars(Needs()).items() if usual is False}
+    values = {**dict.fromkeys(vars(Needs()), 2), **switches, **passes}
+    each = {name: Needs(**with_it.get(name, {}), **{name: values[name]}) for name in values}
     assert PLAIN not in map(needs_in_words, each.values())
     anytime = [name for name, needs in each.items() if not whole_prompt_input(needs)]
     assert anytime == ["queries", "future", "question", "budget", "layer_group"]

@@ -166,7 +166,7 @@ KINDS = ", ".join((*READERS, *TEXT_SUFFIXES))
 
 
 def read_text(path: str | None, what: str) -> tuple[str, Tally]:
-    """Text of a file or folder, and what is left out; of None none. Errors begin with `what`."""
+    """Text of a file or folder ("" without a path), and what was left out. Errors name `what`."""
     if path is None:
         return "", Tally()
     if not Path(path).exists():

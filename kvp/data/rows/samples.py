@@ -14,13 +14,21 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvp.data import task as task_data
 from kvp.data.encode import CHANGED, CHARACTERS, TokenCounter, count_prompt_tokens
 from kvp.data.metrics import NONE, number_of_reference
 from kvp.data.rows.documents import read_documents
 from kvp.data.rows.files import Skipped, list_first
 from kvp.data.rows.forms import Document
 from kvp.data.splits import ALL
+from kvp.data.task import (
+    REPLY_TOKENS,
+    Sample,
+    Source,
+    TaskSettings,
+    Turn,
+    blank_sample,
+    context_name,
+)
 from kvp.names import plain_name
 
 if TYPE_CHECKING:
@@ -29,13 +37,13 @@ if TYPE_CHECKING:
 
 def row_samples(
     data: str,
-    settings: task_data.TaskSettings,
+    settings: TaskSettings,
     tokenizer: PreTrainedTokenizerBase,
     *,
     flag: str,
     task: str | None = None,
     dialogues: bool = False,
-) -> task_data.Source:
+) -> Source:
     """The samples of a file, a folder or a hub data set in one split, in a seeded order.
 
     Rows that cannot be used are skipped and counted in notes; with `settings.needs_reply`, so are
@@ -48,7 +56,7 @@ def row_samples(
     settings.shuffle_in_order(of_split)
     name = data_name(data)
     count = TokenCounter(tokenizer, settings.length)
-    blank = task_data.blank_sample(settings, task or name, "")
+    blank = blank_sample(settings, task or name, "")
     maker = _SampleMaker(settings, count, blank, dialogues)
     first = islice(maker.samples(of_split), settings.count)
     questions = (question for document in of_split for question in document.questions)
@@ -57,7 +65,7 @@ def row_samples(
         replace(
             sample,
             id=settings.sample_id(name, number)
-            + (task_data.context_name(sample.context) if asked[sample.context] > 1 else ""),
+            + (context_name(sample.context) if asked[sample.context] > 1 else ""),
         )
         for number, sample in enumerate(first)
     ]
@@ -68,7 +76,7 @@ def row_samples(
         unanswered = any(why.startswith("has no answer") for _, why in skipped)
         hint = "; add `answer` to each row (docs/data.md)" if unanswered else ""
         notes.append(f"{left_out}: {list_first(skipped)}{hint}")
-    return task_data.Source.of(samples, notes)
+    return Source.of(samples, notes)
 
 
 def data_name(data: str) -> str:
@@ -83,14 +91,14 @@ def data_name(data: str) -> str:
 class _SampleMaker:
     """Makes samples and remembers what it left out."""
 
-    settings: task_data.TaskSettings
+    settings: TaskSettings
     count: TokenCounter
     """Counts the tokens of all samples: questions share contexts, which are tokenised once."""
-    blank: task_data.Sample
+    blank: Sample
     dialogues: bool
     skipped: list[Skipped] = field(default_factory=list)
 
-    def samples(self, documents: Sequence[Document]) -> Iterator[task_data.Sample]:
+    def samples(self, documents: Sequence[Document]) -> Iterator[Sample]:
         """Chats first, then single rows; data have one of the forms, as a rule."""
         yield from self._chats([document for document in documents if document.turns])
         for document in documents:
@@ -105,10 +113,10 @@ class _SampleMaker:
                 else:
                     yield sample
 
-    def _chats(self, dialogues: Sequence[Document]) -> Iterator[task_data.Sample]:
+    def _chats(self, dialogues: Sequence[Document]) -> Iterator[Sample]:
         metric, length = self.settings.metric or NONE, self.settings.length
 
-        def prompt_tokens(turns: Sequence[task_data.Turn]) -> int:
+        def prompt_tokens(turns: Sequence[Turn]) -> int:
             return self.count(replace(self.blank, messages=tuple(turns)))
 
         def left_out(dialogue: Document | None, tokens: int) -> None:
@@ -122,7 +130,7 @@ class _SampleMaker:
             references = () if metric == NONE else (turns[-1]["content"],)
             yield replace(self.blank, messages=turns, metric=metric, references=references)
 
-    def _with_reply(self, asked: task_data.Sample) -> task_data.Sample:
+    def _with_reply(self, asked: Sample) -> Sample:
         """The sample of a question: its reply is all that must be found, or the first spelling."""
         metric = self.settings.metric or asked.metric
         answers = asked.references if metric == "all" else asked.references[:1]
@@ -135,7 +143,7 @@ class _SampleMaker:
             reply=space + ", ".join(answers),
         )
 
-    def _fault(self, sample: task_data.Sample) -> str | None:
+    def _fault(self, sample: Sample) -> str | None:
         """Why a sample is left out; None where it can be used."""
         try:
             plain_name(sample.task)
@@ -156,7 +164,7 @@ class _SampleMaker:
         counted = "" if tokens >= self.settings.length * CHARACTERS else f"{tokens} prompt tokens, "
         return f"has {counted}more than --length {self.settings.length}"
 
-    def _stretches(self, document: Document) -> Iterator[task_data.Sample]:
+    def _stretches(self, document: Document) -> Iterator[Sample]:
         """The start of a text with what follows as its reply; of a whole file all stretches."""
         text = document.text
         if (metric := self.settings.metric or NONE) != NONE:
@@ -165,7 +173,7 @@ class _SampleMaker:
         while text:
             context = self._shorten_text(text)
             rest = text[len(context) :]
-            reply = rest[: task_data.REPLY_TOKENS * CHARACTERS]
+            reply = rest[: REPLY_TOKENS * CHARACTERS]
             if self.settings.needs_reply and not reply.strip():
                 if not document.long:
                     reason = f"is no longer than --length {self.settings.length}"
@@ -189,10 +197,10 @@ class _SampleMaker:
 
 def pack(
     dialogues: Sequence[Document],
-    prompt_tokens: Callable[[Sequence[task_data.Turn]], int],
+    prompt_tokens: Callable[[Sequence[Turn]], int],
     length: int,
     left_out: Callable[[Document | None, int], None],
-) -> Iterator[tuple[task_data.Turn, ...]]:
+) -> Iterator[tuple[Turn, ...]]:
     """Chats of at most `length` prompt tokens, filled with one exchange after the other.
 
     A dialogue that does not fit to its end is cut there and its rest dropped; the next one goes on
@@ -203,9 +211,7 @@ def pack(
     tree comes first, and where there is none the chat ends.
     """
 
-    def with_exchanges(
-        chat: list[task_data.Turn], turns: Sequence[task_data.Turn]
-    ) -> list[task_data.Turn]:
+    def with_exchanges(chat: list[Turn], turns: Sequence[Turn]) -> list[Turn]:
         """The chat with as many exchanges of a dialogue as fit."""
         for start in range(0, len(turns), 2):
             longer = [*chat, *turns[start : start + 2]]
@@ -214,7 +220,7 @@ def pack(
             chat = longer
         return chat
 
-    chat: list[task_data.Turn] = []
+    chat: list[Turn] = []
     inside: set[object] = set()
     trees = [dialogue.tree or number for number, dialogue in enumerate(dialogues)]
     waiting = OrderedDict(enumerate(dialogues))  # a dict is slow to lose its first entries

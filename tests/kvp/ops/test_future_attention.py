@@ -5,7 +5,12 @@ import pytest
 import torch
 
 import kvp.ops.future_attention as module
-from kvp.ops.future_attention import future_attention, max_future_attention, received_attention
+from kvp.ops.future_attention import (
+    future_attention,
+    max_future_attention,
+    receive_by_tiles,
+    received_attention,
+)
 
 
 def _case(group, tokens, scale=3.0):
@@ -31,14 +36,15 @@ def test_one_compression_point(full_attention, group, prefix, stop, block, weigh
     paid = paid * of_query[prefix:stop, None] if weighted else paid
     q, k = _single(queries), _single(keys)
     for result in (
-        received_attention(q, k, prefix, stop, prefix, block=block, weights=weights),
+        receive_by_tiles(q, k, prefix, stop, prefix, block=block, weights=weights),
         future_attention(q, k, prefix, stop, weights),
+        *([] if weighted else [received_attention(q, k, prefix, stop, prefix)]),
     ):
         assert result.dtype == torch.float32
         np.testing.assert_allclose(result, paid.sum(axis=0), rtol=2e-5, atol=2e-6)
     largest = paid.max(axis=0, initial=0.0)
     for result in (
-        received_attention(q, k, prefix, stop, prefix, "max", block, weights),
+        receive_by_tiles(q, k, prefix, stop, prefix, "max", block, weights),
         max_future_attention(q, k, prefix, stop, weights),
     ):
         np.testing.assert_allclose(result, largest, rtol=2e-5, atol=2e-6)
@@ -49,7 +55,7 @@ def test_one_query_by_hand():
     keys = torch.tensor([[np.log(3.0)], [0.0]], dtype=torch.float32)
     queries = torch.ones(1, 2, 1)
     assert future_attention(queries, keys, prefix_length=1).item() == pytest.approx(0.75)
-    both = received_attention(queries, keys, 0, 2, 2)  # query 0 sees itself alone
+    both = receive_by_tiles(queries, keys, 0, 2, 2)  # query 0 sees itself alone
     np.testing.assert_allclose(both, [1.75, 0.25], rtol=1e-6)
 
 
@@ -74,7 +80,7 @@ def test_leading_axes_are_independent(monkeypatch, tile):
     for layer in range(2):
         for head in range(3):
             q, k = queries[layer, head], keys[layer, head]
-            torch.testing.assert_close(future[layer, head], received_attention(q, k, 11, 19, 11))
+            torch.testing.assert_close(future[layer, head], receive_by_tiles(q, k, 11, 19, 11))
     assert future_attention(queries[:0], keys[:0], 11).shape == (0, 3, 11)
     assert future_attention(queries[..., :0, :], keys[..., :0, :], 0).shape == (2, 3, 0)
 

@@ -6,12 +6,11 @@ The interpreter gets bfloat16 wrong, so that is tested on devices only.
 import pytest
 import torch
 
-from kvp.ops.future_attention import future_attention
-from kvp.ops.future_attention import received_attention as defined
+from kvp.ops.future_attention import future_attention, receive_by_tiles
 
 pytest.importorskip("triton", reason="triton, the extra `gpu`, is not installed")
 
-from kvp.ops.future_attention_kernel import received_attention
+from kvp.ops.future_attention_kernel import receive_by_kernel
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -48,7 +47,7 @@ def test_the_error_is_that_of_float32_logits(dtype, scale, group, tokens, width,
     start, stop = window
     exact = _attention(queries.double(), keys.double())[:, start:stop, :stop].sum(dim=1)
     magnitudes = queries.double().abs() @ keys.double().abs()[:, None].mT * width**-0.5
-    result = received_attention(queries, keys, start, stop, stop, block=16)
+    result = receive_by_kernel(queries, keys, start, stop, stop, block=16)
     assert result.dtype == torch.float32
     bound = 8 * 2**-24 * magnitudes.max().item()
     torch.testing.assert_close(result.double(), exact, rtol=bound, atol=1e-37)
@@ -72,45 +71,45 @@ def test_weights_of_queries(dtype, group, tokens, width, window, reduction):
     weights = torch.rand(tokens, generator=torch.Generator().manual_seed(tokens)).to(DEVICE)
     weights[::5] = 0.0
     start, stop = window
-    expected = defined(queries, keys, start, stop, start, reduction, weights=weights)
+    expected = receive_by_tiles(queries, keys, start, stop, start, reduction, weights=weights)
     weights[:start], weights[stop:] = torch.nan, torch.nan
-    result = received_attention(queries, keys, start, stop, start, reduction, 16, weights)
+    result = receive_by_kernel(queries, keys, start, stop, start, reduction, 16, weights)
     assert result.dtype == torch.float32
     torch.testing.assert_close(result, expected, rtol=2e-5, atol=1e-6)
 
 
 def test_leading_axes_and_the_default_block():
     queries, keys = (x.to(DEVICE).unflatten(0, (2, 2)) for x in _case(2, 70, 8, heads=4))
-    result = received_attention(queries, keys, 5, 66, 5)
+    result = receive_by_kernel(queries, keys, 5, 66, 5)
     assert result.shape == (2, 2, 5)
-    torch.testing.assert_close(result, defined(queries, keys, 5, 66, 5))
-    assert received_attention(queries[:0], keys[:0], 5, 40, 40).shape == (0, 2, 40)
-    assert received_attention(queries[..., :0, :], keys[..., :0, :], 0, 0, 0).shape == (2, 2, 0)
+    torch.testing.assert_close(result, receive_by_tiles(queries, keys, 5, 66, 5))
+    assert receive_by_kernel(queries[:0], keys[:0], 5, 40, 40).shape == (0, 2, 40)
+    assert receive_by_kernel(queries[..., :0, :], keys[..., :0, :], 0, 0, 0).shape == (2, 2, 0)
 
 
 def test_transposed_inputs_and_other_precisions():
     queries, keys = (x.to(DEVICE) for x in _case(2, 33, 16))
-    expected = defined(queries, keys, 17, 33, 17)
+    expected = receive_by_tiles(queries, keys, 17, 33, 17)
     views = queries.mT.contiguous().mT, keys.mT.contiguous().mT
     for q, k in (views, (queries.double(), keys), (queries, keys.double())):
-        result = received_attention(q, k, 17, 33, 17, block=16)
+        result = receive_by_kernel(q, k, 17, 33, 17, block=16)
         torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.usefixtures("uninitialised_memory_is_nan")
 def test_neither_unset_memory_nor_padding_is_read():
     queries, keys = (x.to(DEVICE) for x in _case(2, 40, 8))
-    expected = defined(queries, keys, 9, 33, 9)
+    expected = receive_by_tiles(queries, keys, 9, 33, 9)
     queries[..., 33:, :], keys[..., 33:, :], queries[..., :9, :] = torch.nan, torch.nan, torch.nan
     assert torch.empty(3, device=DEVICE).isnan().all()
-    result = received_attention(queries, keys, 9, 33, 9, block=16)
+    result = receive_by_kernel(queries, keys, 9, 33, 9, block=16)
     torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.gpu
 def test_long_sequences_on_a_gpu_are_labelled_by_the_kernel():
     queries, keys = (x.to(DEVICE, torch.bfloat16) for x in _case(7, 2500, 128, 3.0, heads=2))
-    expected = defined(queries, keys, 700, 2300, 700)
+    expected = receive_by_tiles(queries, keys, 700, 2300, 700)
     result = future_attention(queries, keys, 700, 2300)
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 

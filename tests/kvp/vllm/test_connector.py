@@ -77,10 +77,10 @@ def start(monkeypatch, made):
         module = ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
-    names = [f"kvp.vllm.{name}" for name in ("connector", "scheduler", "worker", "engine")]
+    names = [f"kvp.vllm.{it}" for it in ("connector", "worker", "scheduler", "work", "engine")]
     for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
-    module, _, work, _ = map(importlib.import_module, names)
+    module, work, *_ = map(importlib.import_module, names)
     for name in names:
         monkeypatch.delitem(sys.modules, name)
     config = made[0].config
