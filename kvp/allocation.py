@@ -4,8 +4,6 @@ Without an allocator every head keeps the budget. One with `AllocatorParts.poole
 the scores, so that all heads keep the same tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast, runtime_checkable

@@ -3,8 +3,6 @@
 Protected tokens (attention sinks and the most recent ones) count inside the budget.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

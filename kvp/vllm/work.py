@@ -1,7 +1,5 @@
 """What the connector's scheduler and workers tell each other, step by step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
