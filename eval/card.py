@@ -11,9 +11,10 @@ from typing import Any
 from eval.report import tables
 from eval.results.comparison import compare_all
 from eval.results.folder import load_results
-from eval.results.records import group_by, key_of, value_of
+from eval.results.records import key_of, value_of
 from kvp.artifacts.manifest import sha256_file, shown_text
 from kvp.errors import PolicyError, UsageError
+from kvp.grouping import group_by
 from kvp.hub import HubName
 from kvp.names import CALIBRATED, UNIFORM
 from policies.policy_files import PolicyMeta, Shard, load_shard

@@ -19,7 +19,7 @@ from eval.prompts import Prompt, load_prompts
 from eval.record_fields import make_record
 from eval.results.record_names import QUERY_AGNOSTIC
 from eval.results.record_schemas import RESULTS_ROWS
-from eval.results.records import Key, group_by
+from eval.results.records import Key
 from eval.results.tuned_settings import TunedSettings
 from kvp.allocation import check_fits_model
 from kvp.artifacts.files import raising_as
@@ -30,6 +30,7 @@ from kvp.data.tasks.rows import TEXT
 from kvp.devices import torch_device
 from kvp.errors import UsageError
 from kvp.geometry import Geometry
+from kvp.grouping import group_by
 from kvp.hf import geometry_of, load_config
 from kvp.hf.loading import load_configured_tokenizer
 from kvp.hf.model_config import context_limit
@@ -115,7 +116,7 @@ def _check_records(
             tokens = prompt.cached_tokens(protocol)
             for method in methods:
                 row = make_record(config, prompt, protocol, method, kept, tokens)
-                RESULTS_ROWS.check({**row, "score": 0.0})
+                RESULTS_ROWS.check({**row, "score": 0.0})  # the answer's score alone is made up
     counts = Counter((prompt.task, prompt.sample.id) for prompt in prompts)
     (task, name), count = counts.most_common(1)[0]
     if count > 1:

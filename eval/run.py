@@ -23,7 +23,7 @@ from eval.results.comparison import compare_all
 from eval.results.folder import Results, load_results, read_folder
 from eval.results.parts import PARTS, RecordParts
 from eval.results.record_names import MANIFEST, ROWS, TIMING
-from eval.results.records import RECORDS, Record, RecordFile, group_by
+from eval.results.records import RECORDS, Record, RecordFile
 from eval.results.sealing import seal
 from eval.runner import Runner, evaluate_together
 from eval.timing import measure_times
@@ -34,6 +34,7 @@ from kvp.artifacts.manifest import portable
 from kvp.data.splits import ALL
 from kvp.devices import device_of_rank
 from kvp.errors import ResultsError, UsageError
+from kvp.grouping import group_by
 from kvp.hf.model_identity import describe_mismatch
 from kvp.program.ray_workers import do_with_ray
 from kvp.progress import phase, say

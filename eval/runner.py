@@ -19,7 +19,8 @@ from eval.config import EvalConfig
 from eval.methods import Method
 from eval.prompts import Prompt
 from eval.record_fields import make_record, text_fields, tokens_per_head
-from eval.results.records import Record, group_by
+from eval.results.records import Record
+from kvp.grouping import group_by
 from kvp.hf import EvictingCache, Prefill, observe, prefill
 from kvp.hf.decoding import decode_greedily, end_tokens, next_logits
 from kvp.hf.model_identity import model_identity, weights_digest

@@ -14,10 +14,11 @@ from eval.config import EvalConfig
 from eval.methods import Method
 from eval.prepared_run import Evaluation, LoadedModel, PreparedRun
 from eval.record_fields import identify
-from eval.results.records import RecordFile, group_by, key_of
+from eval.results.records import RecordFile, key_of
 from eval.runner import Runner, evaluate_together
 from kvp.devices import device_of_rank
 from kvp.errors import ResultsError
+from kvp.grouping import group_by
 from kvp.hf.loading import load_configured_model, load_configured_tokenizer
 from kvp.hf.scorer_inputs import check_inputs
 from kvp.processes import Rank

@@ -9,7 +9,8 @@ from operator import itemgetter
 from eval.results.comparison import Comparison
 from eval.results.method_setting import MethodSetting
 from eval.results.record_names import READABLE_PROMPTS, SEEN
-from eval.results.records import Record, group_by
+from eval.results.records import Record
+from kvp.grouping import group_by
 from kvp.names import FULL
 
 SHOWN_CHARACTERS = 400

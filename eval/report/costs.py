@@ -9,8 +9,8 @@ from rich.filesize import decimal
 from eval.results.comparison import Best, Comparison
 from eval.results.method_setting import MethodSetting, PolicyGroups
 from eval.results.record_schemas import TimingRow
-from eval.results.records import group_by
 from eval.results.stats import CONFIDENCE, Interval, median_interval
+from kvp.grouping import group_by
 from kvp.names import FULL, KVZAP, LEARNED
 from policies.registry import SCORERS
 
@@ -87,9 +87,9 @@ def summarise_timings(records: Iterable[TimingRow], groups: PolicyGroups) -> lis
     wholes = {key[0]: same for key, same in parts.items() if key[2].method == FULL}
     measured = []
     for (protocol, spec, setting), same in parts.items():
-        both = same, wholes.get(protocol, [])
-        nbytes, whole_bytes = (_mean_field(rows, "cache_bytes") for rows in both)
-        decode, full = (_by_prompt(rows, "decode_seconds_per_token") for rows in both)
+        whole = wholes.get(protocol, [])
+        nbytes = _mean_field(same, "cache_bytes")
+        decode, full = (_by_prompt(rows, "decode_seconds_per_token") for rows in (same, whole))
         evict, prefill = (_by_prompt(same, f"{part}_seconds") for part in ("evict", "prefill"))
         counted = [(row.get("evict_flops"), row.get("prefill_flops")) for row in same]
         flops = [part / whole for part, whole in counted if part is not None and whole]
@@ -97,7 +97,7 @@ def summarise_timings(records: Iterable[TimingRow], groups: PolicyGroups) -> lis
         timing = Timing(
             setting=setting, protocol=protocol, spec=spec, cache_bytes=nbytes,
             budget=None if spec is None else _mean_field(same, size),
-            bytes_to_full=nbytes / whole_bytes if whole_bytes else None, prompts=len(decode),
+            bytes_to_full=nbytes / _mean_field(whole, "cache_bytes") if whole else None, prompts=len(decode),
             flops=float(np.mean(flops)) if flops else None,
             prefill=median_interval(prefill), evict=median_interval(evict),
             evict_to_prefill=_ratio(evict, prefill), decode=median_interval(decode),
@@ -108,7 +108,7 @@ def summarise_timings(records: Iterable[TimingRow], groups: PolicyGroups) -> lis
 
 
 def _mean_field(records: Sequence[Mapping[str, object]], field: str) -> float:
-    return float(np.mean([record[field] for record in records])) if records else 0.0
+    return float(np.mean([record[field] for record in records]))
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval | None:

@@ -16,10 +16,10 @@ from eval.results.folder import Results
 from eval.results.method_setting import MethodSetting, budget_axis, sort_families
 from eval.results.record_names import ORACLE, SELF_SIZED
 from eval.results.record_schemas import ResultsRow
-from eval.results.records import group_by
 from eval.results.setting_choice import choose_settings
 from eval.results.stats import Interval
 from eval.results.task_sorting import SortedTasks, sort_tasks
+from kvp.grouping import group_by
 from kvp.names import FULL, LEARNED, NULLS, UNIFORM
 
 USUAL_BUDGET = "12.5%"

@@ -12,8 +12,8 @@ import numpy as np
 from eval.results import stats
 from eval.results.method_setting import MethodSetting, PolicyGroups
 from eval.results.record_schemas import ResultsRow
-from eval.results.records import group_by
 from eval.results.stats import Interval, Scores, Unit
+from kvp.grouping import group_by
 from kvp.names import FULL
 
 Kind = Literal["accuracy", "perplexity"]

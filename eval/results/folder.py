@@ -6,7 +6,7 @@ interrupted run can leave, is left out with a note.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -21,7 +21,7 @@ from eval.results.records import SETTING_FIELDS, Key, key_of, read_records
 from eval.results.sealing import describe_changes
 from eval.results.tuned_settings import TunedMethod, TunedSettings
 from kvp.artifacts.manifest import Format, shown_text
-from kvp.data.tasks import ruler_share
+from kvp.data.tasks.ruler import RULER_13
 from kvp.errors import ResultsError
 
 FORMAT = Format("kvp-results", 3)
@@ -74,7 +74,7 @@ class Results:
         """Model, prompts, length, split and seed behind some records, in a sentence."""
         prompts = {(record["task"], record["example"]) for record in records}
         tasks = list(dict.fromkeys(record["task"] for record in records))
-        named = ruler_share(tasks) or f"{len(tasks)} tasks" if len(tasks) > 3 else ", ".join(tasks)
+        named = _ruler_share(tasks) or f"{len(tasks)} tasks" if len(tasks) > 3 else ", ".join(tasks)
         return (
             f"{self.model_name}, {len(prompts)} prompt{'s' if len(prompts) != 1 else ''} of "
             f"{named}, at most {self.setting('length')} tokens, {self.setting('split')} split, "
@@ -178,3 +178,16 @@ def read_folder(folder: Path) -> Results:
         notes=tuple(notes),
         altered=describe_changes(folder, manifest),
     )
+
+
+def _ruler_share(names: Iterable[str]) -> str:
+    """How many of RULER's thirteen tasks a mean over tasks is over; empty without any of them."""
+    ran = set(names)
+    lacking = [name for name in RULER_13 if name not in ran]
+    if len(lacking) == len(RULER_13):
+        return ""
+    others = sorted(ran - set(RULER_13))
+    share = f"{len(RULER_13) - len(lacking)} of " if lacking else "" if others else "exactly "
+    more = f" and {len(others)} more ({', '.join(others)})" if others else ""
+    text = f"{share}RULER's {len(RULER_13)} tasks{more}"
+    return f"{text}, without {', '.join(lacking)}" if 0 < len(lacking) <= 6 else text

@@ -15,7 +15,7 @@ import numpy as np
 
 from eval.results.record_names import DEFAULT_VARIANT, ORACLE, SELF_SIZED
 from eval.results.record_schemas import MethodFields, ResultsRow
-from eval.results.records import group_by
+from kvp.grouping import group_by
 from kvp.names import CALIBRATED, FULL, LEARNED, UNIFORM
 
 PROTECTED = " +p"

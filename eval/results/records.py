@@ -4,9 +4,9 @@ All records of one prompt are appended in one write (`kvp.artifacts.files`), so 
 repeats whole prompts. `docs/formats.md` defines the fields.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from eval.results.record_names import ROWS, TIMING
 from eval.results.record_schemas import RESULTS_ROWS, RecordKind
@@ -18,7 +18,6 @@ RECORDS = (ROWS, TIMING)
 
 Record = dict[str, Any]
 Key = tuple[Any, ...]
-Item = TypeVar("Item")
 
 SETTING_FIELDS = ("method", "variant", "allocator", "policy", "protected", "budget_spec")
 """Fields that tell records of one prompt under one protocol apart."""
@@ -27,14 +26,6 @@ SETTING_FIELDS = ("method", "variant", "allocator", "policy", "protected", "budg
 def key_of(record: Mapping[str, Any], fields: Iterable[str] = RESULTS_ROWS.key) -> Key:
     """Values of some fields of a record; KeyError where it lacks one."""
     return tuple(record[field] for field in fields)
-
-
-def group_by(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any, list[Item]]:
-    """Items by their key; groups, and items within one, are in the order given."""
-    groups: dict[Any, list[Item]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
 
 
 def value_of(record: Mapping[str, Any]) -> float:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from eval.results.method_setting import MethodSetting
-from eval.results.records import group_by
 from eval.results.tuned_settings import TunedMethod
+from kvp.grouping import group_by
 from kvp.names import LEARNED
 
 

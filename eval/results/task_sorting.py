@@ -10,7 +10,7 @@ import numpy as np
 from eval.results.estimates import MEASURES, Kind, full_of, make_estimates
 from eval.results.method_setting import budget_axis
 from eval.results.record_schemas import ResultsRow
-from eval.results.records import group_by
+from kvp.grouping import group_by
 from kvp.names import FULL, NULLS
 
 FAILED, NEEDLESS = "the full cache fails", "nothing is lost without context on"

@@ -20,7 +20,7 @@ from eval.prepared_run import PreparedRun, prepare, protected_tokens, too_small
 from eval.prompts import describe_prompts
 from eval.record_fields import identify
 from eval.results.record_names import ROWS, SETTINGS, TABLE
-from eval.results.records import RecordFile, group_by, key_of
+from eval.results.records import RecordFile, key_of
 from eval.results.sealing import seal
 from eval.results.stats import CONFIDENCE, MIN_PROMPTS, Unit, bootstrap_mean
 from eval.results.tuned_settings import FORMAT, ScoredSetting, TunedSettings
@@ -32,6 +32,7 @@ from kvp.artifacts.files import atomic_write_bytes
 from kvp.artifacts.manifest import run_manifest, write_sealed_json
 from kvp.data.task import INPUT_FLAGS
 from kvp.errors import UsageError
+from kvp.grouping import group_by
 from kvp.names import LEARNED
 from kvp.progress import phase, say
 from kvp.specification import split_list

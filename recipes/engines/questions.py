@@ -7,12 +7,12 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from eval.results.records import group_by
 from kvp.data.metrics import score_answer
 from kvp.data.synthetic.text import prose
 from kvp.data.task import Sample, TaskSettings
 from kvp.data.tasks import build_samples
 from kvp.errors import UsageError
+from kvp.grouping import group_by
 
 THINGS = ["lazy-cat", "old-lamp", "red-boat", "tall-tree", "quiet-river", "green-door"]
 THINGS += ["small-bird", "blue-stone", "warm-bread", "last-train"]

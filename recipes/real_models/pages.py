@@ -22,7 +22,7 @@ from matplotlib.ticker import NullLocator
 from eval.report.costs import count_passes
 from eval.results.folder import load_results
 from eval.results.record_names import QUERY_AGNOSTIC, QUERY_AWARE
-from eval.results.records import Record, group_by
+from eval.results.records import Record
 from eval.results.stats import (
     Interval,
     bootstrap_mean,
@@ -32,6 +32,7 @@ from eval.results.stats import (
     prompt_values,
     reply_tokens,
 )
+from kvp.grouping import group_by
 from kvp.names import FULL
 
 PAGE = Path("docs/results/smollm2.md")

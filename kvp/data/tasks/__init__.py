@@ -140,19 +140,6 @@ def expand_tasks(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def ruler_share(names: Iterable[str]) -> str:
-    """How many of RULER's thirteen tasks a mean over tasks is over; empty without any of them."""
-    there = set(names)
-    lacking = [name for name in RULER_13 if name not in there]
-    if len(lacking) == len(RULER_13):
-        return ""
-    others = sorted(there - set(RULER_13))
-    share = f"{len(RULER_13) - len(lacking)} of " if lacking else "" if others else "exactly "
-    more = f" and {len(others)} more ({', '.join(others)})" if others else ""
-    text = f"{share}RULER's {len(RULER_13)} tasks{more}"
-    return f"{text}, without {', '.join(lacking)}" if 0 < len(lacking) <= 6 else text
-
-
 def _check_task(candidate: object, where: str) -> Task:
     """A user's own task, made from its class once: what it noted in `build` is there to score."""
     task = _make_task(candidate, where) if isinstance(candidate, type) else candidate
