@@ -116,7 +116,7 @@ def _check_records(
             tokens = prompt.cached_tokens(protocol)
             for method in methods:
                 row = make_record(config, prompt, protocol, method, kept, tokens)
-                RESULTS_ROWS.check({**row, "score": 0.0})  # the answer's score alone is made up
+                RESULTS_ROWS.check({**row, "score": 0.0})  # any score
     counts = Counter((prompt.task, prompt.sample.id) for prompt in prompts)
     (task, name), count = counts.most_common(1)[0]
     if count > 1:
