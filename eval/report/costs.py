@@ -95,9 +95,9 @@ def summarise_timings(records: Iterable[TimingRow], groups: PolicyGroups) -> lis
         flops = [part / whole for part, whole in counted if part is not None and whole]
         size = "kept_tokens" if same[0]["budget"] is None else "budget"
         timing = Timing(
-            setting=setting, protocol=protocol, spec=spec, cache_bytes=nbytes,
+            setting=setting, protocol=protocol, spec=spec, cache_bytes=nbytes, prompts=len(decode),
             budget=None if spec is None else _mean_field(same, size),
-            bytes_to_full=nbytes / _mean_field(whole, "cache_bytes") if whole else None, prompts=len(decode),
+            bytes_to_full=nbytes / _mean_field(whole, "cache_bytes") if whole else None,
             flops=float(np.mean(flops)) if flops else None,
             prefill=median_interval(prefill), evict=median_interval(evict),
             evict_to_prefill=_ratio(evict, prefill), decode=median_interval(decode),
