@@ -81,18 +81,18 @@ class ContextFacts:
         `norms` are compared where those of the model here are known.
         """
         model = known["model"]
-        made = f"this context was made by {self.model['id']}"
+        maker = f"this context was made by {self.model['id']}"
         size, here = map(Geometry.from_dict, (self.geometry, known["geometry"]))
         if (size, self.vocabulary) != (here, known["vocabulary"]):
-            raise ContextError(f"{made}, {size}; this model has {here}")
+            raise ContextError(f"{maker}, {size}; this model has {here}")
         if (dtype := self.model["dtype"]) != model["dtype"]:
-            raise ContextError(f"{made} in {dtype}; this model computes in {model['dtype']}")
+            raise ContextError(f"{maker} in {dtype}; this model computes in {model['dtype']}")
         if dict(self.rope) != dict(known["rope"]) or not same_buffers(self.model, model):
-            raise ContextError(f"{made} with another RoPE than this model has")
+            raise ContextError(f"{maker} with another RoPE than this model has")
         names = ("norms",) if self.model["weights"] is None else ("weights", "norms")
         if any(model[name] not in (None, self.model[name]) for name in names):
             other = f"{model['id']} with other weights or adapters"
-            raise ContextError(f"{made}; this model is {other}")
+            raise ContextError(f"{maker}; this model is {other}")
 
     @property
     def nbytes(self) -> int:

@@ -38,12 +38,12 @@ def check_messages(messages: object) -> list[dict[str, str]]:
     for number, message in enumerate(messages, 1):
         if not isinstance(message, Mapping):
             raise UsageError(f"message {number} is of type {type(message).__name__}, not a dict")
-        given = {key: value for key, value in message.items() if value is not None}
-        for key in ("role", "content", *given):
-            check_text(given.get(key), f"{key!r:.40} of message {number}")
-        if not given["role"].strip():
+        filled = {key: value for key, value in message.items() if value is not None}
+        for key in ("role", "content", *filled):
+            check_text(filled.get(key), f"{key!r:.40} of message {number}")
+        if not filled["role"].strip():
             raise UsageError(f"'role' of message {number} is empty")
-        checked.append(given)
+        checked.append(filled)
     return checked
 
 

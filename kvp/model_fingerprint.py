@@ -16,10 +16,10 @@ FIXED_FREQUENCIES = ("default", "linear", "llama3", "yarn")
 def can_turn(config: Any) -> bool:  # noqa: ANN401 (transformers' of any model, also in engines)
     """Whether RoPE turns all keys of a text model by one position, the same way at any length."""
     rope = getattr(config, "rope_parameters", None) or {}
-    known = rope.get("rope_type", "default" if rope else "none") in FIXED_FREQUENCIES
+    fixed = rope.get("rope_type", "default" if rope else "none") in FIXED_FREQUENCIES
     scaled = getattr(config, "attn_temperature_tuning", None)  # by the position, Llama 4
     rotated = all(getattr(config, "no_rope_layers", None) or ())  # 0 of layers without, SmolLM3
-    return known and rotated and not scaled and "mrope_section" not in rope
+    return fixed and rotated and not scaled and "mrope_section" not in rope
 
 
 def same_buffers(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
@@ -40,8 +40,8 @@ def same_numbers(one: Sequence[float], other: Sequence[float]) -> bool:
 
 def rope_facts(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """A model's `rope_parameters`, which decide about keys, without entries that are not set."""
-    given = {name: value for name, value in parameters.items() if value is not None}
-    return {"rope_type": "default", **given}
+    filled = {name: value for name, value in parameters.items() if value is not None}
+    return {"rope_type": "default", **filled}
 
 
 def norms_digest(weights: Mapping[str, Tensor]) -> str:

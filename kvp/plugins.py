@@ -75,8 +75,8 @@ def import_object(name: str, what: str) -> Any:  # noqa: ANN401
         raise
     except BaseException as error:  # foreign code: SystemExit and all
         module, _, path = name.partition(":")
-        known = vars(sys.modules[module]) if module in sys.modules else ()  # it was imported
-        more = did_you_mean(path, known, f"{module}:")
+        names = vars(sys.modules[module]) if module in sys.modules else ()  # it was imported
+        more = did_you_mean(path, names, f"{module}:")
         more += " (kvp has a package of this name: rename your file)" if module in NAMES else ""
         raise UsageError(f"{what} {name}{more}: cannot be loaded ({reason_of(error)})") from error
 

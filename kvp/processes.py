@@ -42,17 +42,19 @@ def rank_of(rank: int | None, world_size: int | None) -> Rank:
                 f"--rank {rank}: with --world_size {world_size} ranks are 0 to {world_size - 1}"
             )
         return Rank(index=rank, count=world_size)
-    given = os.environ
+    variables = os.environ
     try:
         process = Rank()
-        if "RANK" in given and "WORLD_SIZE" in given:
-            process = Rank(index=int(given["RANK"]), count=int(given["WORLD_SIZE"]))
-        elif "SLURM_ARRAY_TASK_ID" in given and "SLURM_ARRAY_TASK_COUNT" in given:
-            first = int(given.get("SLURM_ARRAY_TASK_MIN", 0))
-            count = int(given["SLURM_ARRAY_TASK_COUNT"])
-            process = Rank(index=int(given["SLURM_ARRAY_TASK_ID"]) - first, count=count)
-        elif "SLURM_PROCID" in given and "SLURM_NTASKS" in given:
-            process = Rank(index=int(given["SLURM_PROCID"]), count=int(given["SLURM_NTASKS"]))
+        if "RANK" in variables and "WORLD_SIZE" in variables:
+            process = Rank(index=int(variables["RANK"]), count=int(variables["WORLD_SIZE"]))
+        elif "SLURM_ARRAY_TASK_ID" in variables and "SLURM_ARRAY_TASK_COUNT" in variables:
+            first = int(variables.get("SLURM_ARRAY_TASK_MIN", 0))
+            count = int(variables["SLURM_ARRAY_TASK_COUNT"])
+            process = Rank(index=int(variables["SLURM_ARRAY_TASK_ID"]) - first, count=count)
+        elif "SLURM_PROCID" in variables and "SLURM_NTASKS" in variables:
+            process = Rank(
+                index=int(variables["SLURM_PROCID"]), count=int(variables["SLURM_NTASKS"])
+            )
     except ValueError as error:
         raise UsageError(f"a launcher's variable: {error}; give --rank and --world_size") from None
     if process.index >= process.count:

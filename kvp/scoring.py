@@ -291,8 +291,8 @@ def layers_per_group(layers: int, layer_group: int) -> int:
 def _views_per_group(views: Sequence[View], layer_group: int) -> int:
     """Views that share scores: 1 where heads have their own, or layers of a group other tokens."""
     size = layers_per_group(len(views), layer_group)
-    held = [view.positions.cpu() for view in views]
-    alike = all(map(torch.equal, held, (held[i - i % size] for i in range(len(held)))))
+    places = [view.positions.cpu() for view in views]
+    alike = all(map(torch.equal, places, (places[i - i % size] for i in range(len(places)))))
     return size if alike and len({view.layer for view in views}) == len(views) else 1
 
 

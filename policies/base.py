@@ -105,8 +105,8 @@ class Component:
     def build(cls, argument: str | None, options: Mapping[str, str]) -> Self:
         """Make one from what follows the name; UsageError on an unknown preset or option."""
         if argument is not None and argument not in cls.presets:
-            known = ", ".join(cls.presets) or "none"
-            raise UsageError(f"{cls.base_name} has no preset {argument!r}: its presets are {known}")
+            names = ", ".join(cls.presets) or "none"
+            raise UsageError(f"{cls.base_name} has no preset {argument!r}: its presets are {names}")
         return cls(**{**(cls.presets[argument] if argument else {}), **cls.read_options(options)})
 
     @classmethod

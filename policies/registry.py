@@ -48,8 +48,8 @@ def make_scorer(spec: ScorerSpec | Specification, *, policies: bool = False) -> 
     Raises UsageError on an unknown method (`policies`: policies are listed, too), preset or option,
     a value that is not allowed, an object that cannot be used or takes a built-in name.
     """
-    known = {name: kind.build for name, kind in SCORERS.items()}
-    component, label = _build(spec, "method", {**known, **FROM_OUTSIDE}, policies=policies)
+    builders = {name: kind.build for name, kind in SCORERS.items()}
+    component, label = _build(spec, "method", {**builders, **FROM_OUTSIDE}, policies=policies)
     scorer = check_scorer(component, label)
     special = {names.LEARNED: LearnedScorer, names.KVZAP: KVzap}
     builtin = {**SCORERS, **dict.fromkeys(names.OTHER_METHODS), **special}
@@ -59,8 +59,9 @@ def make_scorer(spec: ScorerSpec | Specification, *, policies: bool = False) -> 
 
 def make_allocator(spec: AllocatorSpec | Specification) -> Allocator:
     """The same for an allocator; PolicyError, too, on a damaged budget file."""
-    made, label = _build(spec, "allocator", {name: ALLOCATORS[name].build for name in ALLOCATORS})
-    allocator = check_allocator(made, label)
+    builders = {name: kind.build for name, kind in ALLOCATORS.items()}
+    component, label = _build(spec, "allocator", builders)
+    allocator = check_allocator(component, label)
     _refuse_taken_name(allocator.name, type(allocator), label, ALLOCATORS)
     return allocator
 

@@ -62,10 +62,10 @@ def run(config: CollectConfig) -> None:
             do_with_ray(run, config, config.device, lambda: bar.update(len(list_committed(out))))
     else:
         _collect(config, prompts)
-    if (there := len(list_committed(out))) < total:
-        print(f"{out}: {there} of {total} sequences; the others are for other ranks")
+    if (stored := len(list_committed(out))) < total:
+        print(f"{out}: {stored} of {total} sequences; the others are for other ranks")
         return
-    print(f"{out}: {there} sequences, {decimal(sum(size for _, size in files_below(out)))}")
+    print(f"{out}: {stored} sequences, {decimal(sum(size for _, size in files_below(out)))}")
     traces, policy = shlex.quote(str(out)), shlex.quote(f"{out}-policy")
     print(f"next: kvp train --traces {traces} --out {policy}")
 
@@ -133,8 +133,8 @@ def check_disk(path: Place, needed: int) -> None:
     if isinstance(path, ObjectPath):
         return
     folder = path.absolute()
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
     if free < needed:
         raise StoreError(
             f"--out {path}: about {decimal(needed)} to write, {decimal(free)} free on that disk"
@@ -166,8 +166,8 @@ def _collect(config: CollectConfig, prompts: CollectionPlan) -> None:
         config.out, store_plan, manifest, known_output_gram(model), shared=config.worker.shared
     ) as writer:
         missing = writer.missing()
-        if there := len(prompts) - len(missing):
-            print(f"{writer.path}: {there} of {len(prompts)} sequences are there")
+        if stored := len(prompts) - len(missing):
+            print(f"{writer.path}: {stored} of {len(prompts)} sequences are there")
         if not (indices := config.worker.share(missing)):
             return
         with Progress("collecting", len(indices)) as progress:

@@ -146,10 +146,10 @@ def place(name: str | Place) -> Place:
         return Path(name)
     scheme, rest = match["scheme"], match["rest"]
     if scheme not in _CREDENTIALS:
-        known = ", ".join(f"{kind}://" for kind in _CREDENTIALS)
+        schemes = ", ".join(f"{kind}://" for kind in _CREDENTIALS)
         raise AddressError(
-            f"{name} is no address that kvp knows ({known}); hf download fetches what lies on the "
-            "hub"
+            f"{name} is no address that kvp knows ({schemes}); hf download fetches what lies on "
+            "the hub"
         )
     parts = [part for part in rest.split("/") if part not in ("", ".")]
     if not parts or ".." in parts:

@@ -155,9 +155,9 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
 
     def begin(self, content: Mapping[str, Any]) -> bool:
         """Write the marker of a new folder; False, or the kind's error, where it has one."""
-        made = write_sealed_json(self.path / self._kind.marker, content, new=True)
+        created = write_sealed_json(self.path / self._kind.marker, content, new=True)
         self.refresh(content["identity"])
-        return made
+        return created
 
     def refresh(self, identity: Mapping[str, Any]) -> None:
         """Read the marker again and compare it with an identity whose `optional` entries are known.

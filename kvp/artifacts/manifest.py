@@ -82,10 +82,10 @@ class Format:
         """The content of a file of this format; raises `error` where it is of another."""
         if (name := content.get("format")) != self.name:
             raise error(f"{path} is of format {name!r:.80}, not {self.name!r}; name another")
-        known = {repr(self.version), repr(self.older)} - {"None"}
-        if (there := repr(content.get("format_version"))) not in known:
+        versions = {repr(self.version), repr(self.older)} - {"None"}
+        if (version := repr(content.get("format_version"))) not in versions:
             raise error(
-                f"{path} has format version {there:.9}, this kvp reads {self.version}: make it anew"
+                f"{path} has format version {version:.9}, kvp reads {self.version}: make it anew"
             )
         return content
 
@@ -128,8 +128,8 @@ def own_code(names: Iterable[str]) -> dict[str, str]:
     imported, or have no file (a script, a notebook) are left out.
     """
     modules = {name.split(":")[0] for name in names} - {"__main__"}
-    own = [module for module in sorted(modules) if module.split(".")[0] not in ("kvp", *NAMES)]
-    found = {module: getattr(sys.modules.get(module), "__file__", None) for module in own}
+    users = [module for module in sorted(modules) if module.split(".")[0] not in ("kvp", *NAMES)]
+    found = {module: getattr(sys.modules.get(module), "__file__", None) for module in users}
     return {f"{module}.py": sha256_file(Path(file)) for module, file in found.items() if file}
 
 

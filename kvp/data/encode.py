@@ -121,17 +121,17 @@ def _pieces_of(
     sample: Sample, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[_Piece], list[_Piece], str]:
     """The context and the rest of the prompt, as the chat template writes them, and the reply."""
-    given: Sequence[Mapping[str, str]]
-    given = [{"role": "user", "content": sample.context + sample.question}]
+    turns: Sequence[Mapping[str, str]]
+    turns = [{"role": "user", "content": sample.context + sample.question}]
     if sample.messages is not None:
         check_messages(sample.messages)
-        given = sample.messages[:-1]
+        turns = sample.messages[:-1]
     templated = _is_templated(sample, tokenizer)
     written = _strip_turns(sample, tokenizer) if templated else sample
     write = _question if written.messages is None else _chat
     context, rest = write(written, tokenizer, templated=templated)
     text = "".join(piece.text for piece in (*context, *rest))
-    if templated and text != render_chat(given, tokenizer, prompt=True) + sample.answer_prefix:
+    if templated and text != render_chat(turns, tokenizer, prompt=True) + sample.answer_prefix:
         raise ChangedTextError(
             f"{name_template(tokenizer)} changes the text of sample {sample.id}, or writes more "
             "around some texts than around others: kvp feeds texts as they are"

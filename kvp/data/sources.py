@@ -113,12 +113,12 @@ def _of_one_kind(data: str, settings: TaskSettings, tokenizer: PreTrainedTokeniz
 def _interleave_sources(sources: Sequence[Sequence[Sample]], order: Sequence[int]) -> Source:
     """Sample i from source order[i], until one has no more where its turn would come."""
     places: list[tuple[int, int]] = []  # source, index in it
-    given = [0] * len(sources)
+    counts = [0] * len(sources)
     for number in order:
-        if given[number] == len(sources[number]):
+        if counts[number] == len(sources[number]):
             break
-        places.append((number, given[number]))
-        given[number] += 1
+        places.append((number, counts[number]))
+        counts[number] += 1
     notes = (note for source in sources for note in getattr(source, "notes", ()))
     return Source(
         size=len(places),
@@ -208,8 +208,8 @@ def data_identity(settings: TaskSettings, tasks: Sequence[str]) -> dict[str, Any
     files = [sha256_input(path) for path in paths if path.exists()]
     others = {flag: getattr(settings, flag) for flag in INPUT_FLAGS if flag != "data"}
     digests = {flag: sha256_input(Path(name)) for flag, name in others.items() if name}
-    made = [find_task(name) for name in tasks]
-    code = own_code([*(type(task).__module__ for task in made), *filter(is_object_name, tasks)])
+    found = [find_task(name) for name in tasks]
+    code = own_code([*(type(task).__module__ for task in found), *filter(is_object_name, tasks)])
     return {
         "essays": None,
         **digests,
@@ -217,7 +217,7 @@ def data_identity(settings: TaskSettings, tasks: Sequence[str]) -> dict[str, Any
         "name": portable(data),
         "digest": digest_json(files) if len(files) > 1 else next(iter(files), None),
         **({"files": files} if len(files) > 1 else {}),
-        "tasks": [task.name for task in made],
+        "tasks": [task.name for task in found],
         **({"code": code} if code else {}),
         "length": settings.length,
     }

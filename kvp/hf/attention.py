@@ -52,21 +52,21 @@ class QueryRecorder:
         `mask` is a bool [B, 1, T, S] that shows padding among the T tokens; None without any.
         """
         query = query.detach()
-        held = self._queries.setdefault(layer, [])
+        recorded = self._queries.setdefault(layer, [])
         if mask is not None:  # padding may stand anywhere: queries are cut when it is known
             padding = ~is_real(mask, query.shape[2])
             query = query.masked_fill(padding[:, None, :, None], torch.nan)
         elif self.window != ALL_QUERIES:
             query = query[:, :, -self.window :]
         if self.window != ALL_QUERIES:
-            query = torch.cat([*held, query], dim=2)
+            query = torch.cat([*recorded, query], dim=2)
             if mask is not None:
                 order = (~query[:, 0, :, 0].isnan()).int().argsort(dim=1, stable=True)
                 query = query.gather(2, order[:, None, :, None].expand_as(query))
             query = query[:, :, -self.window :]
-            held.clear()
+            recorded.clear()
         # A copy: the projection that a slice points into may be far larger.
-        held.append(query.clone(memory_format=torch.contiguous_format))
+        recorded.append(query.clone(memory_format=torch.contiguous_format))
 
     @property
     def queries(self) -> tuple[Tensor, ...]:

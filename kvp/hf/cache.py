@@ -56,8 +56,8 @@ class EvictingCache(Cache):
     @classmethod
     def of(cls, config: PreTrainedConfig) -> EvictingCache:
         """An empty cache for a model with this config."""
-        own = [EvictingLayer() for _ in evicted_layers(config)]
-        return cls(arrange_layers(own, untouched_layers(config)))
+        evicting = [EvictingLayer() for _ in evicted_layers(config)]
+        return cls(arrange_layers(evicting, untouched_layers(config)))
 
     @classmethod
     def adopt(cls, cache: Cache, config: PreTrainedConfig) -> EvictingCache:
@@ -118,8 +118,8 @@ class EvictingCache(Cache):
             raise UsageError(f"fork needs at least 1 row, got n={n}")
         self.refuse_unfinished()
         fork = copy.copy(self)
-        own = [copy.copy(layer) for layer in self.stored.values()]
-        fork.layers = arrange_layers(own, copy_layers(self.untouched))
+        copies = [copy.copy(layer) for layer in self.stored.values()]
+        fork.layers = arrange_layers(copies, copy_layers(self.untouched))
         fork.recorder = copy.deepcopy(self.recorder)
         fork.batch_repeat_interleave(n)  # entries that are chosen are copies
         return fork
@@ -139,11 +139,11 @@ class EvictingCache(Cache):
 
     def add_ids(self, fed: Tensor, real: Tensor) -> None:
         """Note the ids [B, T] that a pass has fed; `real` is the result of `mark_tokens`."""
-        held = real.new_empty(len(real), 0) if self.ids is None else self.ids.to(real.device)
-        new, ids = real[:, held.shape[1] :], fed.long()
+        read = real.new_empty(len(real), 0) if self.ids is None else self.ids.to(real.device)
+        new, ids = real[:, read.shape[1] :], fed.long()
         if ids.shape != new.shape:
             ids = torch.full_like(new, UNKNOWN, dtype=torch.int64)
-        self.ids = torch.cat([held.long(), ids.masked_fill(~new, PADDING)], dim=1)
+        self.ids = torch.cat([read.long(), ids.masked_fill(~new, PADDING)], dim=1)
 
     def check_begins(self, fed: Tensor, mask: Tensor | None) -> None:
         """Raise UsageError unless a prompt begins with the N tokens seen, and has more tokens.
@@ -200,9 +200,9 @@ class EvictingCache(Cache):
 
     def refuse_unfinished(self) -> None:
         """Raise UsageError where a pass or a change ended in the middle, as after Ctrl-C."""
-        own = self.stored.values()
-        counts = {self.begun_at, *(layer.seen for layer in own)} - {None}
-        if len(counts) > 1 or any(layer.unattended for layer in own):
+        layers = self.stored.values()
+        counts = {self.begun_at, *(layer.seen for layer in layers)} - {None}
+        if len(counts) > 1 or any(layer.unattended for layer in layers):
             raise UsageError(
                 "past_key_values was left unfinished by an interrupted call, its layers have seen "
                 "different tokens: read the prompt again with a new cache"
@@ -243,8 +243,8 @@ class EvictingCache(Cache):
     @property
     def untouched(self) -> dict[int, UntouchedLayer]:
         """Caches of all other layers of the model, which kvp never changes: index -> cache."""
-        own = self.stored
-        return {index: layer for index, layer in enumerate(self.layers) if index not in own}
+        layers = self.stored
+        return {index: layer for index, layer in enumerate(self.layers) if index not in layers}
 
     @property
     def batch(self) -> int:

@@ -104,8 +104,8 @@ def context_of(
         raise UsageError("a context is of one row: compress one at a time")
     row = [[part[0] for part in (*layer.slots, layer.positions < EMPTY)] for layer in layers]
     ids = torch.tensor(list(token_ids), dtype=torch.int64)
-    known = {**_facts_of(inner), "tokenizer": tokenizer_digest(tokenizer)}
-    return pack_context(row, ids, rope_of(inner, seen), **known, **facts)
+    ours = {**_facts_of(inner), "tokenizer": tokenizer_digest(tokenizer)}
+    return pack_context(row, ids, rope_of(inner, seen), **ours, **facts)
 
 
 def load_context(context: Context | str | Path, model: PreTrainedModel) -> Cache:
@@ -126,8 +126,8 @@ def load_context(context: Context | str | Path, model: PreTrainedModel) -> Cache
         return _uneven_cache(context, devices)
     cache = DynamicCache(config=inner.config)
     for layer, parts in enumerate(zip(context.keys, context.values, strict=True)):
-        own = (part.to(devices[layer], copy=True) for part in parts)
-        keys, values = (part.transpose(0, 1)[None].contiguous() for part in own)  # [1, H, k, D]
+        copies = (part.to(devices[layer], copy=True) for part in parts)
+        keys, values = (part.transpose(0, 1)[None].contiguous() for part in copies)  # [1, H, k, D]
         cache.update(keys, values, layer)
     return cache
 
@@ -139,8 +139,8 @@ def _uneven_cache(context: Context, devices: Sequence[torch.device]) -> Evicting
         tensors = {"keys": context.keys[layer], "values": context.values[layer]}
         tensors["positions"] = torch.cat(positions).int()  # in order; true ones are not known
         tensors["lengths"] = torch.tensor([[*counts]])
-        own = {name: part.to(devices[layer], copy=True) for name, part in tensors.items()}
-        layers.append(RaggedLayer.of_kept(own, seen))
+        copies = {name: part.to(devices[layer], copy=True) for name, part in tensors.items()}
+        layers.append(RaggedLayer.of_kept(copies, seen))
     return EvictingCache(layers)
 
 

@@ -141,8 +141,8 @@ def _cache_of_pass(
     cache = kwargs.get("past_key_values")
     if cache is None:
         switch, latest = rope_switch(model.config), call.cache
-        known = 0 if switch is None or latest is None else latest.get_seq_length()
-        if known and tokens in (1, known + 1):  # before 5.20 transformers then feeds one token
+        cached = 0 if switch is None or latest is None else latest.get_seq_length()
+        if cached and tokens in (1, cached + 1):  # before 5.20 transformers then feeds one token
             raise UsageError(
                 f"this model changes its RoPE after {switch} tokens and drops the cache when "
                 "an answer crosses that: shorten prompt and answer, or use a longer prompt"

@@ -83,8 +83,8 @@ class Metadata:
                 if scale != 1:
                     scalings[-1]["attention_factor"] = scale * (1 + 0.1 * math.log(max(factor, 1)))
         rope = plain | dict(*scalings[:1])
-        known = kind in ("none", "linear", "yarn") and not LONGROPE & self.vectors.keys()
-        if known and len(scalings) < 2 and (scale == 1 or "attention_factor" in rope):
+        supported = kind in ("none", "linear", "yarn") and not LONGROPE & self.vectors.keys()
+        if supported and len(scalings) < 2 and (scale == 1 or "attention_factor" in rope):
             both = (rope_of_parameters(r, self.head_dim).frequencies for r in (plain, rope))
             unscaled, scaled = (frequencies.double().numpy() for frequencies in both)
             divided = scaled * freqs if rope["rope_type"] == "llama3" else unscaled
@@ -170,9 +170,9 @@ def complete_config(config: PreTrainedConfig, path: str) -> None:
 def check_weight_count(model: PreTrainedModel, path: str) -> None:
     """Raise ModelError unless `model` holds as many weights as its file."""
     total = read_metadata(path, ModelError).weights
-    held = sum({part.data_ptr(): part.numel() for part in model.state_dict().values()}.values())
-    if held != total:
+    numbers = sum({part.data_ptr(): part.numel() for part in model.state_dict().values()}.values())
+    if numbers != total:
         raise ModelError(
             f"{path} holds {total:,} weights, of which transformers' {type(model).__name__} takes "
-            f"{held:,}: name the folder that this file was converted from"
+            f"{numbers:,}: name the folder that this file was converted from"
         )

@@ -37,8 +37,8 @@ class Kept:
     @property
     def tokens(self) -> np.ndarray:
         """[B, L, H] int64: how many of them each head holds."""
-        held = [(layer.positions < EMPTY).sum(-1).cpu() for layer in self._filled.stored.values()]
-        return np.stack(held, axis=1)
+        counts = [(layer.positions < EMPTY).sum(-1).cpu() for layer in self._filled.stored.values()]
+        return np.stack(counts, axis=1)
 
     @property
     def nbytes(self) -> int:
@@ -60,8 +60,8 @@ class Kept:
             raise UsageError(
                 f"no tokens are evicted from layer {layer}: choose from {list(stored)}"
             )
-        held = stored[layer].positions[entry, head]
-        return held[held < EMPTY].cpu().numpy()
+        positions = stored[layer].positions[entry, head]
+        return positions[positions < EMPTY].cpu().numpy()
 
     def draw(self, entry: int = 0) -> Figure:
         """Share of the tokens that each head holds, and which ones, of one entry of the batch."""
@@ -90,11 +90,11 @@ class Kept:
         except UsageError as error:
             return str(error)
         batch, layers, heads = tokens.shape
-        asked = "" if self.budget is None else f"; asked for: {self.budget}"
+        request = "" if self.budget is None else f"; asked for: {self.budget}"
         return (
             f"{f'{batch} entries of ' if batch > 1 else ''}{_range(seen)} tokens; each of {layers} "
             f"layers x {heads} KV heads keeps {_range(tokens)}, {tokens.mean() / seen.mean():.1%} "
-            f"on average, answers included{asked}\n"
+            f"on average, answers included{request}\n"
             f"{decimal(self.nbytes)} of keys and values instead of {decimal(self.full_nbytes)} "
             f"({self.nbytes / self.full_nbytes:.1%})\n"
             "more: seen, tokens, nbytes, full_nbytes, positions(layer, head), draw()"

@@ -97,8 +97,8 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
     tokenizer: PreTrainedTokenizerBase = _load(_tokenizer, name, "tokenizer", source, options)
     # Where the files are missing, transformers makes an empty tokenizer of the model's class, which
     # has no token for a letter, or an unknown one (BERT).
-    known = set(tokenizer.encode("0 a", add_special_tokens=False)) - {tokenizer.unk_token_id}
-    if not known:
+    usual = set(tokenizer.encode("0 a", add_special_tokens=False)) - {tokenizer.unk_token_id}
+    if not usual:
         raise ModelError(f"--model {name}: no tokenizer ({_NO_FILES})")
     return tokenizer
 

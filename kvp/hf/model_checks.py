@@ -27,8 +27,8 @@ def check_mode(model: PreTrainedModel) -> None:
     if any(weight.is_meta for weight in model.parameters()):
         raise ModelError("weights of this model are offloaded (accelerate): load the whole model")
     for module in model.modules():
-        own = vars(module)
-        acts = own.get("attention_dropout") or (isinstance(module, nn.Dropout) and module.p)
+        attributes = vars(module)
+        acts = attributes.get("attention_dropout") or (isinstance(module, nn.Dropout) and module.p)
         if module.training and (acts or getattr(module, "gradient_checkpointing", False)):
             raise UsageError(
                 "this model is in training mode, with dropout or gradient checkpointing, which "
@@ -48,10 +48,10 @@ def check_model(model: PreTrainedModel) -> None:
     # Caps of logits and sinks are all that kvp's attention adds to sdpa.
     capped = getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None)
     sunk = any(hasattr(module, "sinks") for module in model.modules())
-    known = model._supports_sdpa or capped is not None or sunk
+    supported = model._supports_sdpa or capped is not None or sunk
     if not hasattr(model, "generate"):
         raise ModelError(f"{name} writes no text: load it by AutoModelForCausalLM or load_model")
-    if not (known and model._can_set_attn_implementation()):
+    if not (supported and model._can_set_attn_implementation()):
         raise ModelError(f"{name} does not let kvp replace its attention: choose another model")
     if model in _CHECKED:
         return

@@ -93,13 +93,13 @@ class Rotary:
     def cosine_and_sine(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine of positions [B, T]; ModelError if the module makes others (Llama 4)."""
         like = torch.zeros(1, device=positions.device)
-        made = self.module(like, positions, *([] if self.kind is None else [self.kind]))
-        if not (isinstance(made, tuple) and len(made) == 2):
+        factors = self.module(like, positions, *([] if self.kind is None else [self.kind]))
+        if not (isinstance(factors, tuple) and len(factors) == 2):
             raise ModelError(
                 f"{type(self.module).__name__} makes no cosine and sine: use a method that moves "
                 "no queries"
             )
-        return made
+        return factors
 
 
 def rotary_of(model: PreTrainedModel) -> Rotary | None:

@@ -37,8 +37,8 @@ _PROMPT_NEEDS = {
 def whole_prompt_input(needs: Needs) -> str:
     """What a scorer with `needs` reads that only a `ScorerInputs` can serve; "" for nothing."""
     nothing, read = Needs(), _PROMPT_NEEDS.items()
-    asked = (what for name, what in read if getattr(needs, name) != getattr(nothing, name))
-    return next(asked, "")
+    wanted = (what for name, what in read if getattr(needs, name) != getattr(nothing, name))
+    return next(wanted, "")
 
 
 def reads_text(needs: Needs) -> bool:

@@ -154,14 +154,14 @@ def continuations(
     # Both: `generate` takes from the model's what another configuration leaves open.
     own, model.generation_config = model.generation_config, settings
     try:
-        made = model.generate(  # type: ignore[operator]
+        generated = model.generate(  # type: ignore[operator]
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),
             generation_config=settings,
         )
     finally:
         model.generation_config = own
-    answers = made[:, ids.shape[1] :].tolist()
+    answers = generated[:, ids.shape[1] :].tolist()
     return [tuple(takewhile(lambda token: token not in ends, answer)) for answer in answers]
 
 

@@ -102,6 +102,6 @@ def cut_padding(layer: object, padding: int) -> None:
         assert layer.keys is not None
         assert layer.values is not None
         layer.cumulative_length -= padding
-        held = min(layer.cumulative_length, layer.sliding_window - 1)
-        first = layer.keys.shape[2] - held
+        cached = min(layer.cumulative_length, layer.sliding_window - 1)
+        first = layer.keys.shape[2] - cached
         layer.keys, layer.values = layer.keys[:, :, first:], layer.values[:, :, first:]

@@ -80,8 +80,9 @@ def read_gguf(gguf: Path | str) -> Metadata:
     """
     file = read_metadata(gguf, ContextError)
     if (name := file.architecture) not in WITH_SLOTS:
-        known = ", ".join(WITH_SLOTS)
-        raise ContextError(f"{gguf} is of architecture {name:.80}: kvp writes slots for {known}")
+        raise ContextError(
+            f"{gguf} is of architecture {name:.80}: kvp writes slots for {', '.join(WITH_SLOTS)}"
+        )
     return file
 
 

@@ -174,19 +174,19 @@ def flags_given(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[tuple[st
         for flag in flags.values()
         if flag.positional
     )
-    known = [*flags, *_SWITCHES, "config"]
-    given = []
+    names = [*flags, *_SWITCHES, "config"]
+    pairs = []
     words = [*reversed(argv)]
     while words:
         word = words.pop()
         word = "--help" if word == "-h" else word
         if not word.startswith("--"):
-            given.append((next(places, ""), word))
+            pairs.append((next(places, ""), word))
             continue
         name, equals, value = word[2:].partition("=")
         name = name.replace("-", "_")
-        if name not in known:
-            hint = did_you_mean(name, known, "--")
+        if name not in names:
+            hint = did_you_mean(name, names, "--")
             raise UsageError(f"unknown flag --{name}{hint}; --help lists all")
         if not equals:
             following = words[-1] if words else "--"
@@ -197,8 +197,8 @@ def flags_given(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[tuple[st
                 raise UsageError(f"--{name} needs a value")
             else:
                 value = words.pop()
-        given.append((name, value))
-    return given
+        pairs.append((name, value))
+    return pairs
 
 
 def _yaml(path: str, known: Iterable[str]) -> dict[str, Any]:
@@ -277,12 +277,12 @@ def parse_arguments(
     Raises UsageError on anything that cannot work; `--help` and `--version` leave by SystemExit(0).
     """
     flags = flags_of(config_class)
-    given = flags_given(argv, flags)
+    pairs = flags_given(argv, flags)
     from_files: dict[str, Any] = {}
-    for name, value in given:
+    for name, value in pairs:
         if name == "config":
             from_files |= _yaml(value, flags)
-    named = from_files | dict(given)
+    named = from_files | dict(pairs)
     flags = flags_of(config_class, named.get("preset"))
     if "version" in named:
         print(f"{prog} {__version__}", flush=True)
@@ -290,18 +290,18 @@ def parse_arguments(
     if "help" in named:
         print(_help(flags, prog, description, examples), flush=True)
         raise SystemExit(0)
-    return make_config(config_class, flags, _values(flags, from_files, given))
+    return make_config(config_class, flags, _values(flags, from_files, pairs))
 
 
 def make_config(
     config_class: type[ConfigT], flags: Mapping[str, Flag], settings: Mapping[str, Any]
 ) -> ConfigT:
     """Config of settings and other defaults; UsageError on what is missing or cannot work."""
-    made = {name: settings.get(name, flag.default) for name, flag in flags.items()}
-    missing = [flags[name].written.split()[0] for name in made if made[name] is MISSING]
+    values = {name: settings.get(name, flag.default) for name, flag in flags.items()}
+    missing = [flags[name].written.split()[0] for name in values if values[name] is MISSING]
     if missing:
         raise UsageError(f"{', '.join(missing)} is missing")
-    return config_class(**made)
+    return config_class(**values)
 
 
 def _values(

@@ -48,9 +48,9 @@ def settings_of(package: str, config: str, settings: dict[str, Any]) -> Iterator
             raise UsageError(f"unknown setting {name!r}{did_you_mean(name, flags)}")
     with _naming_tasks(settings) as named:
         values = {name: python_value(flags[name], value) for name, value in named.items()}
-        made = make_config(config_class, flags, values)
-        made.check_names()
-        yield made
+        configured = make_config(config_class, flags, values)
+        configured.check_names()
+        yield configured
 
 
 @contextmanager
@@ -76,18 +76,18 @@ def take_names(function: Callable[..., Any], resolve: Callable[..., Any]) -> Cal
 
     @wraps(function)
     def taking_names(*args: Any, **options: Any) -> Any:  # noqa: ANN401
-        known = signature(function)
-        if unknown := [name for name in options if name not in known.parameters]:
-            near = did_you_mean(unknown[0], known.parameters) or "; `budget` says how much stays"
+        taken = signature(function)
+        if unknown := [name for name in options if name not in taken.parameters]:
+            near = did_you_mean(unknown[0], taken.parameters) or "; `budget` says how much stays"
             raise TypeError(f"{function.__name__} has no argument {unknown[0]!r}{near}")
         try:
-            given = known.bind(*args, **options)
+            bound = taken.bind(*args, **options)
         except TypeError as error:
             raise TypeError(f"{function.__name__}() {error}") from None
-        sides = given.arguments["scorer"], given.arguments.get("allocator")
+        sides = bound.arguments["scorer"], bound.arguments.get("allocator")
         if any(isinstance(side, str) for side in sides):
-            made = resolve(*sides)
-            given.arguments["scorer"], given.arguments["allocator"] = made
-        return function(*given.args, **given.kwargs)
+            objects = resolve(*sides)
+            bound.arguments["scorer"], bound.arguments["allocator"] = objects
+        return function(*bound.args, **bound.kwargs)
 
     return taking_names

@@ -195,8 +195,8 @@ def _silent_stderr() -> Iterator[None]:
 
 def _pool_size(ray: Any, workers: int | None, gpus: int) -> int:  # noqa: ANN401
     """Number of workers; UsageError where not one of them has room."""
-    there = ray.cluster_resources()
-    cpus, devices = int(there.get("CPU", 0)), int(there.get("GPU", 0))
+    resources = ray.cluster_resources()
+    cpus, devices = int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
     room = min(cpus, devices) if gpus else cpus
     if room == 0:
         raise UsageError(

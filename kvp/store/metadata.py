@@ -63,13 +63,13 @@ def create_metadata(
         files[OUTPUT] = save({"output_gram": output_gram.cpu().contiguous()})
     digests = {name: sha256(content).hexdigest() for name, content in files.items()}
     written = {**FORMAT.head, "plan": plan.to_dict(), "rope": "post"}
-    made = folder.existing_marker is None and folder.begin(
+    begun = folder.existing_marker is None and folder.begin(
         {**manifest, **written, "files": digests}
     )
     listed = (folder.existing_marker or {}).get("files", {})
     for name, content in files.items():
         path = folder.path / name
-        if made or (listed.get(name) == digests[name] and size_of(path) is None):
+        if begun or (listed.get(name) == digests[name] and size_of(path) is None):
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write_bytes(path, content)
     (folder.path / SEQUENCES).mkdir(parents=True, exist_ok=True)

@@ -45,11 +45,11 @@ class TraceReader:
 
     def records(self, split: str | None = None) -> tuple[SequenceRecord, ...]:
         """Committed sequences, by index, of one split if given; StoreError names a damaged one."""
-        there = list_committed(self.path)
-        unknown = [index for index in there if index not in self._records]
+        committed = list_committed(self.path)
+        unknown = [index for index in committed if index not in self._records]
         loaded = load_records(self.path, self.manifest, self.plan, unknown)
         self._records.update(zip(unknown, loaded, strict=True))
-        records = [self._records[index] for index in there]
+        records = [self._records[index] for index in committed]
         return tuple(record for record in records if split in (None, record.split))
 
     def record(self, index: int) -> SequenceRecord:

@@ -59,9 +59,9 @@ def array_settings(plan: StorePlan, array: str) -> dict[str, Any]:
 def encoded_shard(plan: StorePlan, array: str, index: int, values: np.ndarray[Any, Any]) -> bytes:
     """The shard of one padded sequence of an array, as zarr writes it."""
     objects: dict[str, Buffer] = {}
-    made = zarr.create_array(store=MemoryStore(objects), **array_settings(plan, array))
+    array_in_memory = zarr.create_array(store=MemoryStore(objects), **array_settings(plan, array))
     # Empty chunks are written out: zarr takes -0.0 for empty and would return +0.0.
-    made.with_config({"write_empty_chunks": True})[index] = values
+    array_in_memory.with_config({"write_empty_chunks": True})[index] = values
     return objects[shard_name(array, index)].to_bytes()
 
 

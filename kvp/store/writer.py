@@ -58,8 +58,8 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         folder = OutputFolder.claim(place(path), metadata.STORE, identity, shared=shared)
         try:
             metadata.create_metadata(folder, plan, {**manifest, "identity": identity}, output_gram)
-            there = metadata.load_metadata(folder.path)[1]
-            if different := differences(there.to_dict(), plan.to_dict()):
+            stored = metadata.load_metadata(folder.path)[1]
+            if different := differences(stored.to_dict(), plan.to_dict()):
                 listed = "; ".join(different[:4])
                 raise StoreError(f"{path} was planned differently ({listed}); choose another --out")
         except (OSError, StoreError) as problem:
@@ -68,7 +68,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
                 raise
             reason = problem.strerror or problem
             raise StoreError(f"cannot create {folder.path}: {reason}") from None
-        return cls(folder, there)
+        return cls(folder, stored)
 
     def missing(self) -> list[int]:
         """Planned sequences not yet committed, ascending; StoreError names a damaged record."""

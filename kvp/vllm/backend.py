@@ -176,9 +176,9 @@ class HeadSequences:
             run(query, self.pool.cache, metadata, output)
             return
         queries = query[self.order]
-        made = torch.empty_like(queries)
-        run(queries, self.pool.cache, metadata, made)
-        output[self.order] = made
+        outputs = torch.empty_like(queries)
+        run(queries, self.pool.cache, metadata, outputs)
+        output[self.order] = outputs
 
 
 def _find_requests(step: Step, common: CommonAttentionMetadata) -> tuple[Tensor, Tensor, Tensor]:
@@ -250,10 +250,10 @@ class _Builder:
         self, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **options: Any
     ) -> Any:
         """Stock metadata, and `kvp_sequences`: makes `HeadSequences` once the step is known."""
-        made = super().build(common_prefix_len, common_attn_metadata, *args, **options)  # type: ignore[misc]
+        metadata = super().build(common_prefix_len, common_attn_metadata, *args, **options)  # type: ignore[misc]
         make = partial(HeadSequences.of, common=common_attn_metadata, builder=self.single_head)
-        made.kvp_sequences = cache(make)  # all layers have the same
-        return made
+        metadata.kvp_sequences = cache(make)  # all layers have the same
+        return metadata
 
 
 class _Impl:
@@ -289,12 +289,12 @@ class _Impl:
             tokens = attn_metadata.num_actual_tokens
             shape = tokens * self.num_kv_heads, self.num_queries_per_kv, self.head_size
 
-            def run(queries: Tensor, pages: Tensor, metadata: object, made: Tensor) -> None:
+            def run(queries: Tensor, pages: Tensor, metadata: object, out: Tensor) -> None:
                 cached = (None, None, pages)  # no new keys and values
-                self.single_head.forward(layer, queries, *cached, metadata, made, *args, **options)
+                self.single_head.forward(layer, queries, *cached, metadata, out, *args, **options)
 
-            made = output[:tokens].view(shape)
-            sequences.attend(kv_cache, run, query[:tokens].reshape(shape), made)
+            rows = output[:tokens].view(shape)
+            sequences.attend(kv_cache, run, query[:tokens].reshape(shape), rows)
         return output
 
 

@@ -138,9 +138,9 @@ class Worker:
         choice, facts = plan_context(scorer, budget, tokens, Protection(), allocator)
         ((_, (stay,)),) = score_and_select(partial(self._views, save), scorer, [choice])
         stay = stay.masked_fill(stay == EMPTY_SLOT, tokens)  # [L, H, S]
-        held = torch.zeros(*stay.shape[:2], tokens + 1, dtype=torch.bool, device=stay.device)
-        held = held.scatter(2, stay, value=True)[..., :tokens]
-        layers = ((*rows, held[index]) for index, rows in enumerate(self._prompt(save)))
+        kept = torch.zeros(*stay.shape[:2], tokens + 1, dtype=torch.bool, device=stay.device)
+        kept = kept.scatter(2, stay, value=True)[..., :tokens]
+        layers = ((*rows, kept[index]) for index, rows in enumerate(self._prompt(save)))
         ids, model = torch.tensor(save.token_ids), self._model
         context = pack_context(layers, ids, model.rope, tokenizer=None, **model.facts, **facts)
         context.write(self._folder)

@@ -169,8 +169,8 @@ class ContextSource:
             if self._label.from_queries is not None:
                 keys = self._keys_and_values(point.sequence)[0].to(self.device)
                 replies = self.traces.record(point.sequence).reply_spans
-                given = queries, keys, point.prefix_length, point.stop, replies
-                parts.append(self._label.importance_of(*given, name=self._name).cpu())
+                arguments = queries, keys, point.prefix_length, point.stop, replies
+                parts.append(self._label.importance_of(*arguments, name=self._name).cpu())
             if self._with_recent:
                 seen = self._count_seen(point)
                 last = queries[..., max(0, seen - RECENT_QUERIES) : seen, :].cpu().clone()

@@ -18,6 +18,8 @@ from train.recipe import OBJECTIVES, Recipe
 
 FLOOR = 1e-6
 """Added before the logarithm (regress): below it, differences mean nothing."""
+_LOGGED = ("train/loss/", "train/flat_share/", "train/gradient_norm/", "train/lr/", "held_out/")
+"""What the names of kvp's own numbers begin with."""
 _REWARDS = {"skill": reward.skill_reward, "ratio": reward.ratio_reward}
 _TILE = 2**22
 """Pairs that `exact` handles at a time: 16 MB of float32."""
@@ -73,8 +75,7 @@ def compute_losses(
             case other:
                 kind = type(other).__name__
                 raise UsageError(f"{what} returned {kind}, expected losses and a dict of numbers")
-        own = ("train/loss/", "train/flat_share/", "train/gradient_norm/", "train/lr/", "held_out/")
-        if taken := [name for name in logged if f"{name}/".startswith(own)]:
+        if taken := [name for name in logged if f"{name}/".startswith(_LOGGED)]:
             raise UsageError(f"{what} returned a number called {taken[0]}, as kvp's own: rename it")
         heads, shape = batch.counted.shape[1], tuple(losses.shape)
         if shape != (heads,):

@@ -84,8 +84,8 @@ def rows_of(data: str, name: str) -> Iterator[Row]:
         data = f"{data}:{name}"
     called = path.name.partition(".")[0] if path.exists() else data.rpartition(":")[2]
     for location, row in read_rows(data, "--data"):
-        own = row.get("dataset") if isinstance(row, Mapping) else None
-        if (own if isinstance(own, str) and own else called) == name:
+        data_set = row.get("dataset") if isinstance(row, Mapping) else None
+        if (data_set if isinstance(data_set, str) and data_set else called) == name:
             yield location, row
 
 

@@ -70,8 +70,8 @@ def unread_keys(row: Mapping[str, Any], document: Document) -> set[str]:
     asked_of = _TARGET | (_DIALOGUE if document.chat else _QUESTION)
     read = {"text"} if document.text else _DIALOGUE if document.turns else asked_of
     unread = {key for key, cell in row.items() if key not in read and cell is not None}
-    asked = row.get("questions")
-    for question in asked if "questions" in read and isinstance(asked, list) else ():
+    questions = row.get("questions")
+    for question in questions if "questions" in read and isinstance(questions, list) else ():
         if isinstance(question, Mapping):
             unread |= {f"questions.{key}" for key in question.keys() - read}
     return unread
@@ -79,8 +79,8 @@ def unread_keys(row: Mapping[str, Any], document: Document) -> set[str]:
 
 def role_of(name: object) -> str | None:
     """`user` or `assistant`, also by OpenAssistant's and ShareGPT's names."""
-    known = name.strip().lower() if isinstance(name, str) else None
-    return "user" if known in _USER else "assistant" if known in _ASSISTANT else None
+    word = name.strip().lower() if isinstance(name, str) else None
+    return "user" if word in _USER else "assistant" if word in _ASSISTANT else None
 
 
 def alternating_turns(turns: Sequence[object]) -> tuple[Turn, ...]:
@@ -95,19 +95,19 @@ def alternating_turns(turns: Sequence[object]) -> tuple[Turn, ...]:
     for number, turn in enumerate(turns, start=1):
         if not isinstance(turn, Mapping):
             raise RowError("has a message that is not an object")
-        given = {key: value for key, value in turn.items() if value not in (None, "")}
-        role, content = (given.get(key, given.get(other)) for key, other in _TURN_KEYS)
+        filled = {key: value for key, value in turn.items() if value not in (None, "")}
+        role, content = (filled.get(key, filled.get(other)) for key, other in _TURN_KEYS)
         if not isinstance(role, str):
             raise RowError("has a message without 'role' and 'content' (or 'from' and 'value')")
         if role.strip().lower() in ("system", "developer"):
             continue
-        known = role_of(role)
+        usual_role = role_of(role)
         called = not content and bool(turn.get("tool_calls") or turn.get("function_call"))
-        if known is None or called or known != ("user", "assistant")[len(kept) % 2]:
+        if usual_role is None or called or usual_role != ("user", "assistant")[len(kept) % 2]:
             what = "calls a tool" if called else f"has the role {role!r:.40}"
             end = f": its message {number} {what}"
             break
-        kept.append({"role": known, "content": text_of(content, " in a message")})
+        kept.append({"role": usual_role, "content": text_of(content, " in a message")})
     if len(kept) < 2:
         missing = "has no exchange that begins with the user and ends with the assistant"
         raise RowError(missing + end)
@@ -125,11 +125,11 @@ def _answered(turns: tuple[Turn, ...], row: Mapping[str, Any]) -> Document:
     """A chat whose last turn is answered; a single message is a question."""
     target = _target(row)
     if len(turns) == 2:
-        asked = replace(target, question=turns[0]["content"])
+        sample = replace(target, question=turns[0]["content"])
     else:
         reply = {**turns[-1], "content": ", ".join(target.references)}
-        asked = replace(target, messages=(*turns[:-1], reply))
-    return Document(split=split_of(json.dumps(turns)), questions=(asked,), chat=True)
+        sample = replace(target, messages=(*turns[:-1], reply))
+    return Document(split=split_of(json.dumps(turns)), questions=(sample,), chat=True)
 
 
 def _prompt(row: Mapping[str, Any]) -> Document:
@@ -156,14 +156,14 @@ def _questions(row: Mapping[str, Any]) -> Document:
 
 def questions_of(row: Mapping[str, Any]) -> tuple[Sample, ...]:
     """The questions of a row, at least one; raises RowError with the reason where it has none."""
-    asked = row.get("questions")
-    if asked is None:
+    questions = row.get("questions")
+    if questions is None:
         return (_question(row),)
-    if not isinstance(asked, list) or not asked:
+    if not isinstance(questions, list) or not questions:
         raise RowError("has questions that are not a list with an object for each")
     shared = {key: value for key, value in row.items() if key not in (*_ANSWERS, *_QUESTIONS)}
     samples = []
-    for number, question in enumerate(asked, start=1):
+    for number, question in enumerate(questions, start=1):
         try:
             if not isinstance(question, Mapping):
                 raise RowError("has a question that is not an object")

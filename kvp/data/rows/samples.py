@@ -60,12 +60,12 @@ def row_samples(
     maker = _SampleMaker(settings, count, blank, dialogues)
     first = islice(maker.samples(of_split), settings.count)
     questions = (question for document in of_split for question in document.questions)
-    asked = Counter(question.context for question in questions if question.context)
+    counts = Counter(question.context for question in questions if question.context)
     samples = [
         replace(
             sample,
             id=settings.sample_id(name, number)
-            + (context_name(sample.context) if asked[sample.context] > 1 else ""),
+            + (context_name(sample.context) if counts[sample.context] > 1 else ""),
         )
         for number, sample in enumerate(first)
     ]

@@ -64,8 +64,8 @@ class _Talk:
 
     def recall(self) -> None:
         fact = self.rng.choice(list(self.facts))
-        asked = ("What was {}?", "Could you repeat {}?", "I forgot {}. What was it?")
-        text = self.rng.choice([*asked, "Remind me of {}, please."])
+        wordings = ("What was {}?", "Could you repeat {}?", "I forgot {}. What was it?")
+        text = self.rng.choice([*wordings, "Remind me of {}, please."])
         self.say(text.format(fact), f"{_yours(fact)} is {self.facts[fact]}.")
 
     def change(self) -> None:

@@ -71,14 +71,14 @@ def naming_tasks(tasks: Iterable[str | Task]) -> Iterator[str]:
 
     Raises UsageError for an object that is no task, or has the name of another one.
     """
-    made = [one if isinstance(one, str) else _check_task(one, f"task {one!r}") for one in tasks]
-    own = {task.name: task for task in made if not isinstance(task, str)}
-    for task in made:
-        if not isinstance(task, str) and own[task.name] is not task:
+    checked = [one if isinstance(one, str) else _check_task(one, f"task {one!r}") for one in tasks]
+    objects = {task.name: task for task in checked if not isinstance(task, str)}
+    for task in checked:
+        if not isinstance(task, str) and objects[task.name] is not task:
             raise UsageError(f"two tasks are called {task.name!r}: rename one")
-    before = _OWN.set(own)
+    before = _OWN.set(objects)
     try:
-        yield ",".join(task if isinstance(task, str) else task.name for task in made)
+        yield ",".join(task if isinstance(task, str) else task.name for task in checked)
     finally:
         _OWN.reset(before)
 
@@ -134,8 +134,8 @@ def _check_sample(sample: object, task: Task, made: str, vocabulary: int) -> Non
 def expand_tasks(names: Sequence[str]) -> tuple[str, ...]:
     """Task names with groups expanded, without repeats; raises UsageError on an unknown one."""
     chosen = dict.fromkeys(chain.from_iterable(GROUPS.get(name, (name,)) for name in names))
-    made = [find_task(name).name for name in chosen]
-    if twice := [name for name in made if made.count(name) > 1]:
+    found = [find_task(name).name for name in chosen]
+    if twice := [name for name in found if found.count(name) > 1]:
         raise UsageError(f"--tasks: two tasks are called {twice[0]!r}: rename one")
     return tuple(chosen)
 

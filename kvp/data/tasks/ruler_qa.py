@@ -146,8 +146,8 @@ def _squad_row(row: Mapping[str, Any]) -> QuestionsAndDocuments:
 
 
 def _spellings(row: Mapping[str, Any]) -> tuple[str, ...]:
-    given = row.get("answers")
-    return texts_of(row.get("answer") if given is None else given, " in an answer")
+    answers = row.get("answers")
+    return texts_of(row.get("answer") if answers is None else answers, " in an answer")
 
 
 def _pairs(given: Any, first: str, second: str) -> Any:  # noqa: ANN401
@@ -197,22 +197,22 @@ class RulerQaTask(ScoredByMetric):
                 reason=f"it needs --{flag} FILE",
             )
         questions, split, length = read_questions(data, flag), settings.split, settings.length
-        asked = questions.of_split(split)
-        if not asked:
+        of_split = questions.of_split(split)
+        if not of_split:
             raise UsageError(f"--{flag} {data}: no question of the {split} split")
-        settings.shuffle_in_order(asked)
+        settings.shuffle_in_order(of_split)
         count_tokens: CountTokens = partial(count_prompt_tokens, tokenizer=tokenizer)
         too_long: list[int] = []
         smallest = replace(blank_sample(settings, self.name, ""), id="smallest")
 
         def fits(question: DocumentQuestion) -> bool:
-            own = questions.own_documents(question, split)
-            tokens = count_tokens(document_prompt(smallest, question, own))
+            documents = questions.own_documents(question, split)
+            tokens = count_tokens(document_prompt(smallest, question, documents))
             if tokens > length:
                 too_long.append(tokens)
             return tokens <= length
 
-        fitting = list(islice(filter(fits, asked), settings.count))
+        fitting = list(islice(filter(fits, of_split), settings.count))
         if settings.count and not fitting:
             raise NoPromptError(
                 f"--length {length}: the smallest {self.name} prompt already has "
@@ -228,20 +228,20 @@ class RulerQaTask(ScoredByMetric):
 
         def make(index: int) -> Sample:
             question, blank = fitting[index], blank_sample(settings, self.name, str(index))
-            own = questions.own_documents(question, split)
+            documents = questions.own_documents(question, split)
             filling = _filling_documents(question, pool, random.Random(f"{blank.id}/documents"))
 
             def prompt(amount: int) -> Sample:
-                shown = [*own, *islice(cycle(filling), amount - len(own))]
+                shown = [*documents, *islice(cycle(filling), amount - len(documents))]
                 return document_prompt(blank, question, shown)
 
             return find_largest(
                 prompt,
                 count_tokens,
                 limit=length,
-                smallest=len(own),
+                smallest=len(documents),
                 what=self.name,
-                most=max(length, len(own)) if filling else len(own),
+                most=max(length, len(documents)) if filling else len(documents),
             )
 
         return Source(size=len(fitting), make=make, notes=tuple(notes))
