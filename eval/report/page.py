@@ -39,15 +39,6 @@ from kvp.progress import Progress
 
 GENERATOR = '<meta name="generator" content="kvp-report">'
 """Mark by which a page is recognised as a report."""
-_READING = (
-    "Question seen (query_aware): the prompt is compressed after its question; question not seen "
-    "(query_agnostic): before it. Without +ada or +global every head keeps as many tokens, as in "
-    "llama.cpp. Behind a budget, in brackets: tokens per KV head. Bold curves: the "
-    "methods that sentences name; grey ones: nulls. Bars are intervals. Evidence kept: the share "
-    "of the tokens with the right answer that a KV head still holds, mean over heads.",
-    "Nulls score nothing, so a method has to beat the best one with the same protection, paired by "
-    "prompt. Stars and daggers: the difference is not 0, at 5 % after Holm's correction.",
-)
 
 
 class Text(NamedTuple):
@@ -134,7 +125,6 @@ def render(page: Page) -> str:
     reading = [
         *(f"{title.capitalize()}: {describe_conditions(it)}." for title, it in measures),
         *(f"Intervals, {title}: {describe_intervals(it)}." for title, it in measures),
-        *_READING,
     ]
     return environment.get_template("page.html").render(
         policy="default-src 'none'; base-uri 'none'; form-action 'none'; "
