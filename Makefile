@@ -15,7 +15,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
 # What `make test-fast` leaves out: folders of whole programs and models, the files directly in tests,
 # and, wherever they are, files of runs (test_run*), of imports in processes, of kernels, of damage.
 SLOW_FOLDERS := recipes benchmarks golden eval/report kvp/hf
-SLOW_NAMES := test_run*.py test_import*.py test_*_kernel.py test_damage.py
+SLOW_NAMES := test_run.py test_run_*.py test_import*.py test_*_kernel.py test_damage.py
 INSTALLED := $(VENV)/.installed
 # Ray and its tests are apart: it is large, and starts processes of its own.
 WITH_RAY := $(VENV)/.installed-ray

@@ -133,11 +133,9 @@ def measure_outcomes(
             ({"nll": loss, "reply_tokens": len(prompt.reply)}, nbytes)
             for loss, nbytes in runner.measure_losses(prompt, start, compressed)
         ]
-    return [
-        ({"prediction": text, "score": prompt.score(text)}, nbytes)
-        for answer, nbytes in runner.generate_answers(prompt, start, compressed)
-        for text in (runner.decode(answer),)
-    ]
+    answers = runner.generate_answers(prompt, start, compressed)
+    texts = [(runner.decode(answer), nbytes) for answer, nbytes in answers]
+    return [({"prediction": text, "score": prompt.score(text)}, nbytes) for text, nbytes in texts]
 
 
 def evaluate_together(

@@ -29,11 +29,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)  # for a user who may only read
         make(made := Path(folder, "made"))
-        for name, (run, whole) in areas(made, Path(folder)).items():
+        for name, area in areas(made, Path(folder)).items():
             if not name.startswith(tuple(given.areas.split(","))):
                 continue
             started = time.monotonic()
-            trials = run(max(1, round(given.share * whole)))
+            trials = area.run(max(1, round(given.share * area.trials)))
             known["areas"][name] = {
                 "counts": Counter(trial.outcome for trial in trials),
                 "seconds": round(time.monotonic() - started),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import NamedTuple
 
 from benchmarks.faults.harness import (
     FAULTS,
@@ -33,8 +34,14 @@ from benchmarks.faults.programs import (
     read_traces,
 )
 
-Areas = tuple[Callable[[int], list[Trial]], int]
-"""A function that makes a number of trials, and the number of a whole area."""
+
+class Area(NamedTuple):
+    """One kind of disturbance of one program or artefact."""
+
+    run: Callable[[int], list[Trial]]
+    """Makes a number of trials."""
+    trials: int
+    """Their number in a whole run."""
 
 
 class Run:
@@ -43,8 +50,8 @@ class Run:
     def __init__(self, name: str, made: Path, scratch: Path) -> None:
         """Run it once, undisturbed; RuntimeError where that fails."""
         self.command, self.made, self.scratch = COMMANDS[name], made, scratch
-        self.name, self.draw, self.number = name, random.Random(name), 0
-        self.new_place()
+        self.name, self.draw, self.number = name, random.Random(name), 1
+        self.place = self._make_folder()
         before = time.monotonic()
         ended = self.start().wait(300)
         self.seconds = time.monotonic() - before
@@ -55,12 +62,19 @@ class Run:
 
     def new_place(self) -> None:
         """Make the folder of the next trial, in which the program makes `out`."""
-        if self.number:
-            shutil.rmtree(self.place)
+        shutil.rmtree(self.place)
         self.number += 1
-        self.place = Path(mkdtemp(prefix=self.name, dir=self.scratch))
-        self.place.chmod(0o755)
-        self.out = str(self.place / "out")
+        self.place = self._make_folder()
+
+    def _make_folder(self) -> Path:
+        folder = Path(mkdtemp(prefix=self.name, dir=self.scratch))
+        folder.chmod(0o755)
+        return folder
+
+    @property
+    def out(self) -> str:
+        """What the program writes."""
+        return str(self.place / "out")
 
     def start(self, other: Command | None = None, **limits: int | None) -> Child:
         """Begin the command, or another one in its place."""
@@ -233,19 +247,19 @@ def flip_resumed(program: str, kind: str, made: Path, scratch: Path, trials: int
     return found
 
 
-def areas(made: Path, scratch: Path) -> dict[str, Areas]:
+def areas(made: Path, scratch: Path) -> dict[str, Area]:
     """Every area by its name."""
-    found: dict[str, Areas] = {}
+    found: dict[str, Area] = {}
     for name, (_, trials) in DISTURBANCES.items():
         for program in COMMANDS:
             area = partial(disturb, name, program, made, scratch)
-            found[f"{name}, kvp {program}"] = area, trials
+            found[f"{name}, kvp {program}"] = Area(area, trials)
     for artefact, (_, _, kinds) in FILES.items():
         for kind in kinds:
             area = partial(flip_read, artefact, kind, made, scratch)
-            found[f"flipped bit read, {kind} of a {artefact}"] = area, 50
+            found[f"flipped bit read, {kind} of a {artefact}"] = Area(area, 50)
     for program, kinds in RESUMED.items():
         for kind in kinds:
             area = partial(flip_resumed, program, kind, made, scratch)
-            found[f"flipped bit resumed, {kind} of {program}"] = area, 50
+            found[f"flipped bit resumed, {kind} of {program}"] = Area(area, 50)
     return found

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import torch
 
-from benchmarks.performance.tables import Table
+from benchmarks.markdown import Table
 
 OUTCOMES = ("survived", "said", "silent", "traceback", "hang")
 """`survived`: the undamaged content. `said`: refused in one line. Then faults: `silent`: other

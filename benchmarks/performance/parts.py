@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.markdown import Table
 from benchmarks.performance import tables
-from benchmarks.performance.tables import Table
 
 
 @dataclass(frozen=True, kw_only=True)

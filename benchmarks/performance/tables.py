@@ -4,8 +4,9 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from benchmarks.markdown import Table
 
 Row = Mapping[str, Any]
 Report = Mapping[str, Any]
@@ -24,23 +25,6 @@ NAMES = {
     "one": "the same, one by one",
 }
 """What the page calls models, caches and ways to collect."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """Headings and cells; the first `names` columns are text, the others numbers."""
-
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    names: int = 1
-    notes: Sequence[str] = ()
-    """Sentences below it on what its numbers do not show."""
-
-    def markdown(self) -> str:
-        """The table in Markdown, its numbers to the right."""
-        numbers = len(self.headings) - self.names
-        head, *rows = (f"| {' | '.join(row)} |" for row in (self.headings, *self.rows))
-        return "\n".join([head, f"|{self.names * '---|'}{numbers * '--:|'}", *rows])
 
 
 def number(value: float | None) -> str:

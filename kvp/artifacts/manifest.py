@@ -85,7 +85,8 @@ class Format:
         versions = {repr(self.version), repr(self.older)} - {"None"}
         if (version := repr(content.get("format_version"))) not in versions:
             raise error(
-                f"{path} has format version {version:.9}, kvp reads {self.version}: make it anew"
+                f"{path} has format version {version:.9}, this kvp reads {self.version}: "
+                "make it anew"
             )
         return content
 

@@ -102,46 +102,67 @@ def there(folder: Path) -> None:
 
 def presses() -> None:
     """Compare presses as scorers with kvp's own methods, and see that other presses are refused."""
-    from kvp.errors import UsageError
-    from kvp.hf import evicting, load_model
+    from kvp.hf import load_model
+
+    model, _ = load_model("nano")
+    compare_presses(model)
+    check_generation(model)
+    for hidden in (None, 24):
+        compare_kvzap(model, hidden)
+    check_refusals(model)
+
+
+def select_tokens(model: PreTrainedModel, spec: str) -> list[set[int]]:
+    """The tokens that every head keeps by a scorer, layer by layer."""
     from kvp.hf.prefill import prefill
     from kvp.protection import UNPROTECTED
     from kvp.ranking import Selection
     from kvp.scoring import score_layers
     from policies import make_scorer
 
-    model, _ = load_model("nano")
-    seen = prefill(model, prompt())
+    scorer = make_scorer(spec)
+    scores = score_layers(scorer, prefill(model, prompt()).views(scorer.needs, BUDGET))
+    stacked = torch.stack([layer[0] for layer in scores])
+    tokens = Selection(stacked, UNPROTECTED).tokens(BUDGET, None)
+    return [set(head.tolist()) for layer in tokens for head in layer]
 
-    def kept(spec: str) -> list[set[int]]:
-        scorer = make_scorer(spec)
-        scores = score_layers(scorer, seen.views(scorer.needs, BUDGET))
-        stacked = torch.stack([layer[0] for layer in scores])
-        tokens = Selection(stacked, UNPROTECTED).tokens(BUDGET, None)
-        return [set(head.tolist()) for layer in tokens for head in layer]
 
-    for press, own in (
+def compare_presses(model: PreTrainedModel) -> None:
+    """Print what presses keep, and compare it with kvp's own methods where there is one."""
+    from policies import make_scorer
+
+    for press, method in (
         ("presses:KnormPress", "knorm"), ("presses:KeyDiffPress", "keydiff"),
         ("presses:LagKVPress", "lagkv:kvpress"), ("presses:StreamingLLMPress", None),
         ("presses:CURPress", None), ("presses:LagKVPress(n_sink=8)", None),
     ):  # fmt: skip
-        tokens = kept(press)
-        text = ""
-        if own is not None:
-            same = sum(len(a & b) for a, b in zip(tokens, kept(own), strict=True))
-            share = same / sum(map(len, tokens))
-            text = f", {share:.1%} of the tokens that {own} keeps"
-            assert share >= SAME, f"{press} and {own} keep other tokens"
+        tokens, text = select_tokens(model, press), ""
+        if method is not None:
+            pairs = zip(tokens, select_tokens(model, method), strict=True)
+            share = sum(len(a & b) for a, b in pairs) / sum(map(len, tokens))
+            text = f", {share:.1%} of the tokens that {method} keeps"
+            assert share >= SAME, f"{press} and {method} keep other tokens"
         print(f"{make_scorer(press).name}: {BUDGET} tokens per head{text}")
+
+
+def check_generation(model: PreTrainedModel) -> None:
+    """See that a model answers while a press evicts."""
+    from kvp.hf import evicting
+    from policies import make_scorer
+
     answer = model.generate(prompt(), max_new_tokens=5, do_sample=False)
     with evicting(model, make_scorer("presses:KnormPress"), budget=BUDGET):
         evicted = model.generate(prompt(), max_new_tokens=5, do_sample=False)
     assert answer.shape == evicted.shape
-    for hidden in (None, 24):
-        compare_kvzap(model, hidden)
+
+
+def check_refusals(model: PreTrainedModel) -> None:
+    """See that presses that need more than a scorer gets are refused."""
+    from kvp.errors import UsageError
+
     for press in ("presses:SnapKVPress", "presses:AdaKVPress"):
         try:
-            kept(press)
+            select_tokens(model, press)
         except UsageError as error:
             print(f"refused: {error}")
         else:

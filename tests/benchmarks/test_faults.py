@@ -29,9 +29,9 @@ def folder():
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_disturbed_program_goes_on_or_says_why_not(name, folder):
-    run, whole = areas(folder / "made", folder)[name]
-    trials = run(SAMPLE[name])
-    assert len(trials) == SAMPLE[name] < whole
+    area = areas(folder / "made", folder)[name]
+    trials = area.run(SAMPLE[name])
+    assert len(trials) == SAMPLE[name] < area.trials
     assert not [trial for trial in trials if trial.outcome in FAULTS], trials
 
 
