@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eval.config import EvalConfig
 from eval.digests import file_digests, input_digests
-from eval.evolve import search as evolution
+from eval.evolve import cma_search
 from eval.evolve.config import EvolveConfig
 from eval.methods import Method
 from eval.prepared_run import build_run_methods, protected_tokens, read_model
@@ -51,7 +51,7 @@ class PromptSet:
 
     runner: Runner
     scorer: Scorer
-    plan: evolution.SearchPlan
+    plan: cma_search.SearchPlan
     prompts: Sequence[Prompt]
     protection: Protection
     protocol: str
@@ -60,7 +60,7 @@ class PromptSet:
     selections: dict[int, Selection] = field(init=False, default_factory=dict)
     prefills: dict[int, Prefill] = field(init=False, default_factory=dict)
 
-    def scores(self, schemes: Sequence[evolution.Scheme]) -> list[float]:
+    def scores(self, schemes: Sequence[cma_search.Scheme]) -> list[float]:
         """Mean over tasks of the mean over prompts, for every scheme."""
         return self.means(self.values(schemes))
 
@@ -70,12 +70,12 @@ class PromptSet:
         by_task = [values[tasks == task].mean(0) for task in dict.fromkeys(tasks)]
         return [float(mean) for mean in np.mean(by_task, axis=0)]
 
-    def values(self, schemes: Sequence[evolution.Scheme]) -> Floats:
+    def values(self, schemes: Sequence[cma_search.Scheme]) -> Floats:
         """Task scores [prompts, schemes], each 0 to 1."""
         return np.array([self._run(index, schemes) for index in range(len(self.prompts))])
 
     @torch.inference_mode()
-    def _run(self, index: int, schemes: Sequence[evolution.Scheme]) -> list[float]:
+    def _run(self, index: int, schemes: Sequence[cma_search.Scheme]) -> list[float]:
         prompt, runner = self.prompts[index], self.runner
         if index not in self.selections:
             start = self._score(index)
@@ -88,7 +88,7 @@ class PromptSet:
             compressed.append(selection.tokens_of(counts[:, None].expand(-1, heads)))
         results = [row for row, _ in measure_outcomes(runner, prompt, start, compressed)]
         if prompt.teacher_forced:
-            return [evolution.reply_score(row["nll"], row["reply_tokens"]) for row in results]
+            return [cma_search.reply_score(row["nll"], row["reply_tokens"]) for row in results]
         return [float(row["score"]) for row in results]
 
     def _score(self, index: int) -> Prefill:
@@ -112,7 +112,7 @@ def run(config: EvolveConfig) -> None:
     identity = {**config.identity(), "input_files": input_digests(config)}
     if digests := file_digests(split_list(config.policies), [method], config.task_list):
         identity["policies"] = digests
-    with OutputFolder.claim(Path(config.out), evolution.SEARCH, identity) as folder:
+    with OutputFolder.claim(Path(config.out), cma_search.SEARCH, identity) as folder:
         whole = not describe_changes(folder.local, folder.existing_marker or {})
         if whole and (folder.local / BUDGET_FILE).exists():
             say(f"{folder.path} is finished; nothing to do")
@@ -141,9 +141,9 @@ def _search(
     phase(f"searching on {len(search_prompts)} prompts, {len(held_out)} held out")
     identity = {**identity, "model_digest": runner.identify_model()}
     manifest = run_manifest(identity, seed=config.seed)
-    output.begin({**evolution.FORMAT.head, "identity": identity, "run": manifest, "files": {}})
+    output.begin({**cma_search.FORMAT.head, "identity": identity, "run": manifest, "files": {}})
 
-    journal = evolution.Journal(output.local / evolution.JOURNAL)
+    journal = cma_search.Journal(output.local / cma_search.JOURNAL)
     prompt_set = PromptSet(
         runner=runner,
         scorer=method.scorer,
@@ -153,12 +153,12 @@ def _search(
         protocol=config.protocol,
         free_bytes=int(config.memory_gb * 1e9),
     )
-    generations = 1 + plan.generations * len(evolution.layer_groups(plan.layers, plan.group))
+    generations = 1 + plan.generations * len(cma_search.layer_groups(plan.layers, plan.group))
     with Progress("searching", generations, completed=len(journal.generations)) as progress:
         journal.on_append = lambda entry: progress.advance(
             note=f"best score {max(entry.scores):.4f}"
         )
-        elite = evolution.search(plan, prompt_set.scores, journal)
+        elite = cma_search.search(plan, prompt_set.scores, journal)
     others = replace(prompt_set, prompts=held_out, free_bytes=0)  # run once: no prefill is kept
     budgets = BudgetFile(
         model={"id": config.model_name, "revision": config.revision},
@@ -171,7 +171,7 @@ def _search(
         cached_tokens=plan.maximum,
         counts=elite.scheme,
         seed=config.seed,
-        made_by=evolution.describe_search(plan, journal, elite),
+        made_by=cma_search.describe_search(plan, journal, elite),
         held_out=_held_out(others, plan, elite),
         data={**describe_prompts(search_prompts), "split": config.split, "length": config.length},
     )
@@ -230,7 +230,7 @@ def _method(config: EvalConfig) -> Method:
 
 def plan_search(
     config: EvolveConfig, layers: int, protection: Protection, cached: Sequence[int]
-) -> evolution.SearchPlan:
+) -> cma_search.SearchPlan:
     """The search on prompts of `cached` tokens, with their lower median as the reference length.
 
     Raises UsageError where the budget leaves nothing to search at this length.
@@ -247,7 +247,7 @@ def plan_search(
             f"--budget {config.budget} evicts nothing from a prompt of {reference} tokens; "
             "lower it, or raise --length"
         )
-    return evolution.SearchPlan(
+    return cma_search.SearchPlan(
         layers=layers, target=config.target, budget=tokens, minimum=minimum, maximum=reference,
         group=config.group, generations=config.generations, constraint=config.constraint,
         seed=config.seed,
@@ -255,7 +255,7 @@ def plan_search(
 
 
 def _held_out(
-    others: PromptSet, plan: evolution.SearchPlan, elite: evolution.Candidate
+    others: PromptSet, plan: cma_search.SearchPlan, elite: cma_search.Candidate
 ) -> dict[str, Any] | None:
     """Elite and uniform at the exact budget on prompts the search never saw; None without any."""
     if not others.prompts:

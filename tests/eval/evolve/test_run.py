@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import eval.evolve.run
+from eval.evolve.cma_search import Journal
 from eval.evolve.config import EvolveConfig
 from eval.evolve.run import plan_search
-from eval.evolve.search import Journal
 from kvp.artifacts.files import JsonLines
 from kvp.budgets import parse_budget
 from kvp.data.task import TaskSettings

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.evolve.search import (
+from eval.evolve.cma_search import (
     REACH,
     Journal,
     SearchPlan,
