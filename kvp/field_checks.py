@@ -11,10 +11,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from kvp.errors import first_line
 
-Checks = Mapping[str, TypeAdapter[Any]]
-"""What checks each field, by its name."""
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
-_CHECKS: dict[type, Checks] = {}
+_CHECKS: dict[type, Mapping[str, TypeAdapter[Any]]] = {}
 
 
 def check_fields(thing: object, owner: str = "", error: type[Exception] = ValueError) -> None:
@@ -39,7 +37,7 @@ def check_value(
     raise error(f"{owner or kind.__name__}: {name} must be {wanted}, got {value!r:.60}")
 
 
-def checks_of(kind: type, error: type[Exception] = ValueError) -> Checks:
+def checks_of(kind: type, error: type[Exception] = ValueError) -> Mapping[str, TypeAdapter[Any]]:
     """The checks of a dataclass; `error` for an annotation that cannot be read."""
     if kind not in _CHECKS:
         try:

@@ -183,10 +183,7 @@ class LearnedScorer:
         return slice(first, first + heads)
 
     def _blocks(self, batch: int, tokens: int, device: str) -> Iterator[tuple[slice, slice]]:
-        """Tokens of B prompts in a row that are scored at once, and which of their scores count.
-
-        Where tokens add to their neighbours' scores, a block has those of its own prompt with it.
-        """
+        """Tokens of B prompts scored at once, with neighbours of their prompt, and which count."""
         reach = self.rankers.spec.neighbours
         block = CPU_BLOCK if device == "cpu" else BLOCK
         together = tokens if reach else batch * tokens

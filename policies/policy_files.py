@@ -133,14 +133,11 @@ def load_policy(name: str | Path | PolicySource) -> LearnedScorer:
             f"{meta.geometry.total_kv_heads}: join all shards of the policy with kvp merge"
         )
     return LearnedScorer(
-        rankers=whole.rankers.eval().requires_grad_(False),
-        geometry=meta.geometry,
-        calibration=whole.calibration,
-        label=whole.source.name,
+        rankers=whole.rankers.eval().requires_grad_(False), geometry=meta.geometry,
+        calibration=whole.calibration, label=whole.source.name,
         metadata={key: getattr(meta, key) for key in ("model", "training", "held_out")},
-        source=whole.source,
-        digest=sha256_file(whole.source.folder / INDEX),
-    )
+        source=whole.source, digest=sha256_file(whole.source.folder / INDEX),
+    )  # fmt: skip
 
 
 def load_shard(name: str | Path | PolicySource) -> Shard:

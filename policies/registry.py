@@ -82,10 +82,7 @@ Builder = Callable[[str | None, Mapping[str, str]], object]
 def _build(
     spec: object, kind: str, known: Mapping[str, Builder], *, policies: bool = False
 ) -> tuple[Any, str]:
-    """Build the component that `spec` describes, and the label that messages call it.
-
-    Raises UsageError where there is no such `kind`.
-    """
+    """Build what `spec` describes, and its label in messages; UsageError for no such `kind`."""
     if not isinstance(spec, str | Specification):
         label = class_label(kind, spec)
         return instance_of(spec, label), label

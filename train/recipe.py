@@ -199,29 +199,12 @@ FOURIER = Recipe()
 
 PAPER = replace(
     FOURIER,
-    architecture="paper",
-    hidden=256,
-    inputs=",".join(PAPER_INPUTS),
-    key_frame="stored",
-    reach=0,
-    objective="rloo",
-    label="future_attention",
-    neighbours=0,
-    steps=4_000,
-    contexts=16,
-    permutations=8,
-    sort_loss="ranks",
-    reward="ratio",
-    optimizer="adamw",
-    lr=5e-5,
-    advantage_clip=2.0,
-    compress_prompt=0.0,
-    compress_context=0.0,
-    compress_uniform=1.0,
-    min_prefix=16,
-    uniform_points=0,
-    future_max=0,
-)
+    architecture="paper", hidden=256, inputs=",".join(PAPER_INPUTS), key_frame="stored", reach=0,
+    neighbours=0, objective="rloo", label="future_attention", permutations=8, sort_loss="ranks",
+    reward="ratio", optimizer="adamw", lr=5e-5, advantage_clip=2.0, steps=4_000, contexts=16,
+    compress_prompt=0.0, compress_context=0.0, compress_uniform=1.0,
+    min_prefix=16, uniform_points=0, future_max=0,
+)  # fmt: skip
 """The recipe of the KVP paper, as differences from the default."""
 
 PRESETS: dict[PresetName, Recipe] = {"fourier": FOURIER, "paper": PAPER}

@@ -145,14 +145,9 @@ def _search(
 
     journal = cma_search.Journal(output.local / cma_search.JOURNAL)
     prompt_set = PromptSet(
-        runner=runner,
-        scorer=method.scorer,
-        plan=plan,
-        prompts=search_prompts,
-        protection=protection,
-        protocol=config.protocol,
-        free_bytes=int(config.memory_gb * 1e9),
-    )
+        runner=runner, scorer=method.scorer, plan=plan, prompts=search_prompts,
+        protection=protection, protocol=config.protocol, free_bytes=int(config.memory_gb * 1e9),
+    )  # fmt: skip
     generations = 1 + plan.generations * len(cma_search.layer_groups(plan.layers, plan.group))
     with Progress("searching", generations, completed=len(journal.generations)) as progress:
         journal.on_append = lambda entry: progress.advance(
@@ -161,20 +156,13 @@ def _search(
         elite = cma_search.search(plan, prompt_set.scores, journal)
     others = replace(prompt_set, prompts=held_out, free_bytes=0)  # run once: no prefill is kept
     budgets = BudgetFile(
-        model={"id": config.model_name, "revision": config.revision},
-        layers=geometry.layers,
-        kv_heads=geometry.kv_heads,
-        scorer=identity["scorer"],
-        protocol=config.protocol,
-        protection=protection,
-        budget=plan.budget,
-        cached_tokens=plan.maximum,
-        counts=elite.scheme,
-        seed=config.seed,
-        made_by=cma_search.describe_search(plan, journal, elite),
+        model={"id": config.model_name, "revision": config.revision}, layers=geometry.layers,
+        kv_heads=geometry.kv_heads, scorer=identity["scorer"], protocol=config.protocol,
+        protection=protection, budget=plan.budget, cached_tokens=plan.maximum, counts=elite.scheme,
+        seed=config.seed, made_by=cma_search.describe_search(plan, journal, elite),
         held_out=_held_out(others, plan, elite),
         data={**describe_prompts(search_prompts), "split": config.split, "length": config.length},
-    )
+    )  # fmt: skip
     save_budgets(output.local / BUDGET_FILE, budgets, manifest)
     seal(output.local)
 

@@ -150,9 +150,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         super().set_cache_hook(cache_hook)
 
     def _tokens_after(self, request: Instance, prompt: str) -> int:
-        """Tokens of a prompt that are fed after the compression, which ends with the document's
-        context; at least 1. UsageError where the prompt does not hold one.
-        """
+        """Tokens fed after the compressed document, 1 or more; UsageError where it is missing."""
         if self._question == "inside":
             return 1
         texts = (request.doc.get(field) for field in CONTEXT_FIELDS)
@@ -264,9 +262,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
     def _log_probs(
         self, cache: EvictingCache, batch: Sequence[tuple[int, ...]], position: int
     ) -> Iterator[tuple[tuple[int, ...], Tensor]]:
-        """Log-probabilities [F, V] after each of the F tokens of every input, which are padded on
-        the right: what comes later changes nothing.
-        """
+        """Log-probabilities [F, V] after each of F tokens of every input, padded on the right."""
         width = max(map(len, batch))
         rows = [[*tokens, *(0,) * (width - len(tokens))] for tokens in batch]
         fed = torch.tensor(rows, device=self.model.device)

@@ -263,15 +263,10 @@ def compare_methods(results: Results, kind: estimates.Kind, protocol: str) -> Co
     candidates = [it for it in settings if it in complete or it.family not in families]
     candidates.sort(key=lambda setting: order.index(setting.family))
     return Comparison(
-        kind=kind,
-        protocol=protocol,
-        records=records,
-        task_sort=tasks,
-        unfinished=results.unfinished,
-        cells=cells,
-        results=results,
+        kind=kind, protocol=protocol, records=records, task_sort=tasks,
+        unfinished=results.unfinished, cells=cells, results=results,
         choices=choose_settings(candidates, results.tuned_under(protocol)),
-    )
+    )  # fmt: skip
 
 
 def compare_all(results: Results) -> list[Comparison]:

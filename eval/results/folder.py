@@ -170,14 +170,10 @@ def read_folder(folder: Path) -> Results:
         raise ResultsError(f"{folder} holds no {ROWS} with records yet; repeat its kvp eval")
     label, tuned = str(folder / MANIFEST), manifest.get("tuned", {}).values()
     return Results(
-        folder=folder,
-        manifest=manifest,
-        records=read[ROWS],
-        timing=read[TIMING],
+        folder=folder, manifest=manifest, records=read[ROWS], timing=read[TIMING],
         tuned=tuple(TunedSettings.from_json(settings, label) for settings in tuned),
-        notes=tuple(notes),
-        altered=describe_changes(folder, manifest),
-    )
+        notes=tuple(notes), altered=describe_changes(folder, manifest),
+    )  # fmt: skip
 
 
 def _ruler_share(names: Iterable[str]) -> str:

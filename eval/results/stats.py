@@ -256,10 +256,7 @@ def _mean(values: Mapping[Unit, float], weights: Mapping[Unit, float] | None = N
 def _by_task(
     values: Mapping[Unit, float], weights: Mapping[Unit, float] | None = None
 ) -> list[list[Floats]]:
-    """Sum of values and number of prompts, each [contexts], of every task.
-
-    With weights: sums of weighted values and of weights, all tasks as one.
-    """
+    """Sum of values and number of prompts, [contexts], by task; with weights all tasks as one."""
     tasks: dict[str, dict[Unit, float]] = defaultdict(dict)
     for unit, value in values.items():
         tasks[unit[0] if weights is None else ""][unit] = value

@@ -204,13 +204,9 @@ def grouped_attention(
         mask = visible.unsqueeze(2).expand(batch, kv_heads, group, tokens, slots)
         mask = mask.reshape(batch, kv_heads, group * tokens, slots)  # [B, H, G * T, S]
     attended = nn.functional.scaled_dot_product_attention(
-        packed,
-        keys,
-        values,
-        attn_mask=mask,
-        dropout_p=options.get("dropout", 0.0),
+        packed, keys, values, attn_mask=mask, dropout_p=options.get("dropout", 0.0),
         scale=options.get("scaling"),
-    )
+    )  # fmt: skip
     return attended.reshape(batch, query_heads, tokens, -1).transpose(1, 2).contiguous()
 
 

@@ -114,10 +114,7 @@ def count_prompt_end(model: PreTrainedModel, arguments: dict[str, Any]) -> int:
 def _set_mask_and_positions(
     kwargs: dict[str, Any], parameters: Collection[str], real: Tensor, seen: int
 ) -> None:
-    """Set the mask and the positions of a pass from `real` (`ForwardPass`), whoever calls it.
-
-    Raises UsageError where the call gives other positions.
-    """
+    """Set mask and positions of a pass from `real`; UsageError where the call gives others."""
     positions = continue_positions(None, real)[:, seen:]  # [B, T]
     position_ids = kwargs.get("position_ids")
     if isinstance(position_ids, Tensor) and position_ids.ndim == positions.ndim:

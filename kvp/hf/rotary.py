@@ -114,9 +114,7 @@ def rotary_of(model: PreTrainedModel) -> Rotary | None:
 
 
 def _check_queries(model: PreTrainedModel, rotary: Rotary) -> None:
-    """Raise ModelError where projected and rotated states are not the queries that attention used:
-    in layers without RoPE (SmolLM3), and if queries are normalised after it (Hunyuan).
-    """
+    """Raise ModelError where these are not the queries of attention (as in SmolLM3, Hunyuan)."""
     states: dict[int, Tensor] = {}
     cache = EvictingCache.of(model.config)
     recorder = cache.recorder = QueryRecorder()

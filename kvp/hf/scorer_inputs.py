@@ -109,10 +109,7 @@ class ScorerInputs:
         return rope_of(self.model, self.tokens)
 
     def _hidden_states(self, after: int | None, layer: int, *, every: bool) -> HiddenStates | None:
-        """Statistics of the states entering a layer's attention, first `after` tokens left out.
-
-        With `every` the states of all tokens, too; None where `after` is.
-        """
+        """Statistics of states after the first `after` tokens, with `every` all states; or None."""
         if after is None:
             return None
         assert self.hidden is not None

@@ -192,15 +192,10 @@ class _LayerOfEntry:
                 head_queries = self.queries[head * group : (head + size) * group]
                 queries = head_queries[None, :, -window:]
             view = View(
-                layer=self.index,
-                heads=heads,
-                keys=self.keys[heads].gather(1, wide)[None],
-                values=self.values[heads].gather(1, wide)[None],
-                positions=positions[None],
-                budget=budget,
-                queries=queries,
-                prompt_tokens=prompt_tokens,
-            )
+                layer=self.index, heads=heads, keys=self.keys[heads].gather(1, wide)[None],
+                values=self.values[heads].gather(1, wide)[None], positions=positions[None],
+                budget=budget, queries=queries, prompt_tokens=prompt_tokens,
+            )  # fmt: skip
             yield taken, view
 
 
@@ -257,10 +252,7 @@ def _select_slots(
 
 
 def _arrange_slots(slots: Sequence[Tensor], width: int, protection: Protection) -> Tensor:
-    """Slots of every head, [H, width], with `EMPTY_SLOT` between the sinks and the rest.
-
-    So the first and the last slots hold the tokens that `protection` protects.
-    """
+    """Slots [H, width], `EMPTY_SLOT` after the sinks: protected ones are first and last."""
     arranged = torch.full((len(slots), width), EMPTY_SLOT, device=slots[0].device)
     for head, head_slots in enumerate(slots):
         sinks = min(protection.sinks, len(head_slots))

@@ -172,13 +172,7 @@ def sequence_record(
     start = encoded.prompt_length
     spans = encoded.reply_spans + (((start, start + len(reply)),) if reply else ())
     return SequenceRecord(
-        index=index,
-        id=sample.id,
-        task=sample.task,
-        split=sample.split,
-        length=start + len(reply),
-        context_length=encoded.context_length,
-        prompt_length=start,
-        token_ids=encoded.ids + reply,
+        index=index, id=sample.id, task=sample.task, split=sample.split, length=start + len(reply),
+        context_length=encoded.context_length, prompt_length=start, token_ids=encoded.ids + reply,
         reply_spans=spans,
-    )
+    )  # fmt: skip

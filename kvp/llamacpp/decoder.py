@@ -167,10 +167,7 @@ class Decoder:
 
     @cached_property
     def _rope(self) -> tuple[Rope, Tensor]:
-        """How llama.cpp turns keys whose cells move, and channels [D] as `Rope` pairs them.
-
-        Raises ModelError where it cannot.
-        """
+        """How llama.cpp turns moved keys, channels [D] as `Rope` pairs them; else ModelError."""
         name = f"{self.llama.metadata.get('general.architecture')}.rope.dimension_count"
         turning = int(self.llama.metadata.get(name, self.geometry.head_dim))
         order, half = torch.arange(self.geometry.head_dim), turning // 2

@@ -125,10 +125,7 @@ def _attention_tiles(
     block: int,
     weights: Tensor | None,
 ) -> Iterator[Tensor]:
-    """Yield [h, count, keys] attention of the next queries, maximum over the group.
-
-    queries [h, G, T, D] and keys [h, stop, D] float32 of some heads.
-    """
+    """Yield [h, count, keys], the maximum over G, of queries [h, G, T, D] on keys [h, stop, D]."""
     heads, group, _, width = queries.shape
     transposed = keys.transpose(1, 2)
     tile = keys.new_empty(heads * group * block * stop)

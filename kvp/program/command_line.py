@@ -94,16 +94,11 @@ def flags_of(config_class: type[Group], preset: object = None) -> dict[str, Flag
             choices = get_args(scalar)
             default = chosen.get(name, declared[name].default)
             result[name] = Flag(
-                name=name,
-                kind=str if choices else scalar,
-                choices=choices,
-                optional=NoneType in parts,
-                several=len(scalars) < len(parts),
-                positional=not declared[name].kw_only,
-                default=default,
-                section=_title(owner),
+                name=name, kind=str if choices else scalar, choices=choices,
+                optional=NoneType in parts, several=len(scalars) < len(parts),
+                positional=not declared[name].kw_only, default=default, section=_title(owner),
                 help=text + _default(default),
-            )
+            )  # fmt: skip
     return result
 
 

@@ -80,11 +80,7 @@ def prepare(config: TrainConfig) -> Job:
         asdict(config), seed=config.seed, recipe=asdict(recipe), text=text, **used
     )
     return Job(
-        config=config,
-        recipe=recipe,
-        device=device,
-        training_data=data,
-        heads=config.heads_of(data.traces.geometry),
-        target=RunFolder(place(config.out), identity),
+        config=config, recipe=recipe, device=device, training_data=data,
+        heads=config.heads_of(data.traces.geometry), target=RunFolder(place(config.out), identity),
         manifest=manifest,
-    )
+    )  # fmt: skip

@@ -22,15 +22,11 @@ def random_rankers(
     first = training[:: -(-len(training) // _SEQUENCES)]  # evenly spread
     longest = max(record.length for record in first)
     spec = RankerSpec(
-        head_dim=geometry.head_dim,
-        architecture=recipe.architecture,
-        hidden=recipe.hidden,
-        reference_length=min(longest, 2 * recipe.reach or longest),
-        inputs=recipe.input_list,
-        neighbours=recipe.neighbours,
-        key_frequencies=key_frequencies(traces, recipe),
+        head_dim=geometry.head_dim, architecture=recipe.architecture, hidden=recipe.hidden,
+        reference_length=min(longest, 2 * recipe.reach or longest), inputs=recipe.input_list,
+        neighbours=recipe.neighbours, key_frequencies=key_frequencies(traces, recipe),
         reach=recipe.reach,
-    )
+    )  # fmt: skip
     rankers = HeadRankers(spec, geometry.total_kv_heads, torch.Generator().manual_seed(seed))
     if len(heads) < geometry.total_kv_heads:
         states = rankers.head_states()[heads.start : heads.stop]

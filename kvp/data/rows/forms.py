@@ -198,11 +198,6 @@ def _target(row: Mapping[str, Any]) -> Sample:
     if type(new_tokens) is not int or new_tokens < 1:  # True is no number
         raise RowError(f"has max_new_tokens {new_tokens!r:.40}, which is no whole number above 0")
     return Sample(
-        id="",
-        task=task,
-        split="",
-        answer_prefix=name_in(row, "answer_prefix"),
-        references=answers,
-        max_new_tokens=new_tokens,
-        metric=metric,
-    )
+        id="", task=task, split="", answer_prefix=name_in(row, "answer_prefix"),
+        references=answers, max_new_tokens=new_tokens, metric=metric,
+    )  # fmt: skip

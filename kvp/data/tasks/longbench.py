@@ -83,16 +83,11 @@ class LongBenchTask(ScoredByMetric):
         context = before + benchmarks.read_column(row, "context")
         answers = benchmarks.answers_of(row, "answers")
         return replace(
-            blank_sample(settings, self.name, ""),
-            context=context,
-            question=after,
-            references=answers,
-            classes=tuple(map(str, classes)),
-            metric=published.metric,
-            max_new_tokens=published.new_tokens,
-            reply=f" {answers[0]}",
+            blank_sample(settings, self.name, ""), context=context, question=after,
+            references=answers, classes=tuple(map(str, classes)), metric=published.metric,
+            max_new_tokens=published.new_tokens, reply=f" {answers[0]}",
             chat_template=not (published.few_shot or published.plain),
-        )
+        )  # fmt: skip
 
     def score(self, sample: Sample, answer: str) -> float:
         """The data set's published metric; of few-shot answers of the first line with text."""

@@ -83,14 +83,10 @@ class NiahHeatmapTask(ScoredByMetric):
             needle, question, answer = draw_needle(inputs.rng("needle"), split)
             words = inputs.essay()
             whole = replace(
-                blank,
-                question=question,
-                references=(answer,),
-                max_new_tokens=NEW_TOKENS,
-                metric=metric,
-                reply=f" {answer}.",
+                blank, question=question, references=(answer,), max_new_tokens=NEW_TOKENS,
+                metric=metric, reply=f" {answer}.",
                 labels={"depth": depth, "prompt_length": length},
-            )
+            )  # fmt: skip
 
             def make_sample(amount: int) -> Sample:
                 return replace(whole, context=f"{insert_needle(words[:amount], needle, depth)}\n")

@@ -107,14 +107,10 @@ def niah(variant: Variant, inputs: SampleInputs, _: CountTokens) -> Maker:
 
     def make(amount: int) -> Sample:
         return _sample(
-            inputs,
-            context=f"{header}{haystack(amount)}\n",
-            question=question,
-            answer_prefix=prefix,
-            references=tuple(value for _, value in answers),
-            reply=f" {', '.join(value for _, value in answers)}.",
-            max_new_tokens=128,
-        )
+            inputs, context=f"{header}{haystack(amount)}\n", question=question,
+            answer_prefix=prefix, references=tuple(value for _, value in answers),
+            reply=f" {', '.join(value for _, value in answers)}.", max_new_tokens=128,
+        )  # fmt: skip
 
     # Each needle needs a line of its own; an essay may be empty.
     smallest = 0 if variant.haystack == "essay" else len(needles)

@@ -116,10 +116,7 @@ def _owners(questions: Iterable[DocumentQuestion]) -> dict[str, str]:
 
 
 def _squad_row(row: Mapping[str, Any]) -> QuestionsAndDocuments:
-    """SQuAD: its own JSON (`data`, `paragraphs`, `qas`), or rows of context, question, answers.
-
-    Questions without an answer (`is_impossible`, no `answers`) are left out, their paragraphs not.
-    """
+    """SQuAD's own JSON, or rows; questions without an answer are left out, their texts stay."""
     if isinstance(row.get("data"), list):  # the whole file
         for article in row["data"]:
             yield from _squad_row(article)
@@ -236,13 +233,9 @@ class RulerQaTask(ScoredByMetric):
                 return document_prompt(blank, question, shown)
 
             return find_largest(
-                prompt,
-                count_tokens,
-                limit=length,
-                smallest=len(documents),
-                what=self.name,
+                prompt, count_tokens, limit=length, smallest=len(documents), what=self.name,
                 most=max(length, len(documents)) if filling else len(documents),
-            )
+            )  # fmt: skip
 
         return Source(size=len(fitting), make=make, notes=tuple(notes))
 
