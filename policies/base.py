@@ -26,7 +26,7 @@ AUTO: Final = "auto"
 """Value of an option that follows the budget or the model."""
 
 FORCED = 2.0
-"""Score above every probability: of tokens that a method always keeps, newest first."""
+"""Score of tokens that a method of probabilities always keeps: above all of these, newest first."""
 
 Presets = Mapping[str, Mapping[str, Any]]
 """Published settings: preset name -> options."""

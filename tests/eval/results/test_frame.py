@@ -417,6 +417,9 @@ def test_every_number_has_its_column():
         )
     ]  # fmt: skip
     table = tidy(_compare(records)[0])
+    columns = {re.sub("_(low|high|differs)$", "", name) for name in table.columns}
+    page = Path("docs/formats.md").read_text(encoding="utf-8")
+    assert not [name for name in columns if f"`{name}`" not in page]
     assert table.duplicated(["task", "method", "setting", "budget"]).sum() == 0
     knorm = table[table["method"] == "knorm"].set_index("task")
     assert list(knorm.index) == ["all", "task all", "vt"]  # the second is of the task "all"
