@@ -38,7 +38,7 @@ def file_digests(
     digests |= {label: scorer.digest for label, scorer in loaded if scorer.digest}
     components: list[Any] = []
     for method in methods:
-        sides = method.scorer, method.allocator_object
+        sides = method.scorer, method.allocator
         components += [side for side in sides if side is not None]
     for component in (*components, *map(find_task, expand_tasks(tasks))):
         if not isinstance(component, LearnedScorer) and (digest := OptionalParts(component).digest):

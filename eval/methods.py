@@ -65,9 +65,9 @@ class Method(MethodSetting):
         return self.scorer_side and self.scorer_side.component
 
     @property
-    def allocator_object(self) -> Allocator | None:
+    def allocator(self) -> Allocator | None:
         """What splits the budget over the heads; None: equally."""
-        if self.allocator_side is None or self.allocator == UNIFORM:
+        if self.allocator_side is None or self.allocator_name == UNIFORM:
             return None
         return self.allocator_side.component
 
@@ -175,7 +175,7 @@ def refuse_namesakes(methods: Iterable[Method]) -> None:
     named: dict[object, Side[Any]] = {}
     for method in methods:
         scorer = method.scorer_key, method.scorer_side
-        for name, side in (scorer, (method.allocator, method.allocator_side)):
+        for name, side in (scorer, (method.allocator_name, method.allocator_side)):
             if side is None:
                 continue
             component, written = side
@@ -244,7 +244,7 @@ def with_allocator(method: Method, spec: str | Allocator) -> Method:
     except UsageError as error:
         raise UsageError(f"--methods, --allocators: {error}") from None
     side, sized = Side(allocator, written), AllocatorParts(allocator).self_sized
-    return replace(method, allocator=allocator.name, self_sized=sized, allocator_side=side)
+    return replace(method, allocator_name=allocator.name, self_sized=sized, allocator_side=side)
 
 
 def registered_method(spec: str | Scorer, seed: int) -> Method:

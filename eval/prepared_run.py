@@ -100,7 +100,7 @@ def read_model(
     model_config = known or load_config(config.model, revision=config.revision)
     geometry = geometry_of(model_config)
     for method in methods:
-        check_fits_model(method.scorer, geometry, method.allocator_object)
+        check_fits_model(method.scorer, geometry, method.allocator)
     tokenizer = load_configured_tokenizer(config, loaded.tokenizer if loaded else None)
     return geometry, tokenizer, context_limit(model_config)
 
@@ -208,12 +208,12 @@ def plan_methods(
     planned: list[Method] = []
     for method in methods:
         unsized = method.scorer is None or method.self_sized
-        own = method.scorer is None or method.tuned  # its protection is not that of the run
-        flags = (method.protected,) if own else protections(protection, protected)
+        fixed = method.scorer is None or method.tuned  # whatever --protection says
+        flags = (method.protected,) if fixed else protections(protection, protected)
         wanted = product((None,) if unsized else budgets, flags)
         runs = [(budget, flag) for budget, flag in wanted if not (flag and budget in small)]
         planned += [method.at(budget, protected, flag) for budget, flag in runs]
-        if own and method.protected and small and not unsized:
+        if fixed and method.protected and small and not unsized:
             which = ", ".join(str(budget) for budget in budgets if budget in small)
             notes.append(f"--budgets {which}: {method.label}, tuned with protection, is left out")
     return planned, notes

@@ -149,13 +149,13 @@ def _write_plan(
 ) -> None:
     """Write the manifest: what is planned, and notes on policies, which are printed, too."""
     config = runner.config
-    seen = input_digests(config) if config.split in (ALL, "train") else {}
+    inputs = input_digests(config) if config.split in (ALL, "train") else {}
     policies = policies_of(prepared.methods)
-    trained = find_trained_tasks(policies, seen)
+    trained = find_trained_tasks(policies, inputs)
     what = f"which --split {config.split} measures, too"
     notes = []
     for label, tasks in trained.items():
-        read = [flag for flag in tasks if flag in seen]
+        read = [flag for flag in tasks if flag in inputs]
         notes += [f"policy {label}: trained on rows of --{flag}, {what}" for flag in read]
     for label, scorer in policies.items():
         if (name := describe_mismatch(runner.model, scorer.metadata.get("model"))) is not None:

@@ -62,12 +62,12 @@ class Runner:
         """Run a prompt as far as a protocol caches it, with the token that is fed again."""
         again = prompt.fed_again(protocol)
         ids = prompt.ids[None, : prompt.cached_tokens(protocol) + again].to(self.model.device)
-        seen = prefill(self.model, ids, needs, tokenizer=self.tokenizer, fed_again=again)
-        return replace(seen, question_tokens=prompt.question_tokens(protocol))
+        start = prefill(self.model, ids, needs, tokenizer=self.tokenizer, fed_again=again)
+        return replace(start, question_tokens=prompt.question_tokens(protocol))
 
     @torch.inference_mode()
     def generate_answers(
-        self, prompt: Prompt, start: Prefill, compressed: Sequence[Tensor]
+        self, prompt: Prompt, start: Prefill, kept_tokens: Sequence[Tensor]
     ) -> list[Outcome[list[int]]]:
         """Greedy answer from every cache, as token ids, the ending token included."""
         feed = prompt.ids[start.tokens :]
@@ -80,11 +80,11 @@ class Runner:
                 self.model, cache, fed, start.tokens, max_new_tokens=new, ends=ends
             )
 
-        return _in_batches(start, compressed, run, self.config.decode_batch)
+        return _in_batches(start, kept_tokens, run, self.config.decode_batch)
 
     @torch.inference_mode()
     def measure_losses(
-        self, prompt: Prompt, start: Prefill, compressed: Sequence[Tensor]
+        self, prompt: Prompt, start: Prefill, kept_tokens: Sequence[Tensor]
     ) -> list[Outcome[float]]:
         """Negative log-likelihood of the prompt's reply from every cache, summed, in nats."""
         target = prompt.reply.to(self.model.device)  # [R]
@@ -98,7 +98,7 @@ class Runner:
             return list((-chosen.double().sum(-1)).tolist())
 
         limit = rows_of_logits(self.model, len(target), self.config.decode_batch)
-        return _in_batches(start, compressed, run, limit)
+        return _in_batches(start, kept_tokens, run, limit)
 
     def decode(self, ids: list[int]) -> str:
         """The text of an answer."""
@@ -107,13 +107,13 @@ class Runner:
 
 def _in_batches(
     start: Prefill,
-    compressed: Sequence[Tensor],
+    kept_tokens: Sequence[Tensor],
     run: Callable[[EvictingCache], list[ResultT]],
     limit: int,
 ) -> list[Outcome[ResultT]]:
-    """Run distinct caches in batches; outcomes in the order of `compressed`."""
-    contents = [kept.cpu().numpy().tobytes() for kept in compressed]
-    distinct = dict(zip(contents, compressed, strict=True))
+    """Run distinct caches in batches; outcomes in the order of `kept_tokens`."""
+    contents = [kept.cpu().numpy().tobytes() for kept in kept_tokens]
+    distinct = dict(zip(contents, kept_tokens, strict=True))
     by_content: dict[bytes, Outcome[ResultT]] = {}
     order = sorted(distinct, key=lambda content: tokens_per_head(distinct[content]))
     for first in range(0, len(order), limit):  # small caches first
@@ -125,15 +125,18 @@ def _in_batches(
 
 
 def measure_outcomes(
-    runner: Runner, prompt: Prompt, start: Prefill, compressed: Sequence[Tensor]
+    runner: Runner, prompt: Prompt, start: Prefill, kept_tokens: Sequence[Tensor]
 ) -> list[Outcome[Record]]:
-    """Outcome of every cache: the `score` of its answer or, for a given reply, `nll`."""
+    """Outcome of every cache: the `score` of its answer or, for a given reply, `nll`.
+
+    `kept_tokens` are the indices of each: [L, H, S] int64, `EMPTY_SLOT` after a head's last one.
+    """
     if prompt.teacher_forced:
         return [
             ({"nll": loss, "reply_tokens": len(prompt.reply)}, nbytes)
-            for loss, nbytes in runner.measure_losses(prompt, start, compressed)
+            for loss, nbytes in runner.measure_losses(prompt, start, kept_tokens)
         ]
-    answers = runner.generate_answers(prompt, start, compressed)
+    answers = runner.generate_answers(prompt, start, kept_tokens)
     texts = [(runner.decode(answer), nbytes) for answer, nbytes in answers]
     return [({"prediction": text, "score": prompt.score(text)}, nbytes) for text, nbytes in texts]
 
@@ -153,11 +156,11 @@ def evaluate_together(
     shared = list(select_for_methods(start, blind, None))
     for prompt in prompts:
         text = text_fields(prompt, runner.decode) if prompt.readable else {}
-        compressed = list(shared)
+        selected = list(shared)
         if seeing:
             future = measure_future_attention(runner, prompt, start)
-            compressed += select_for_methods(start, seeing, future)
-        results = measure_outcomes(runner, prompt, start, [kept for _, kept in compressed])
+            selected += select_for_methods(start, seeing, future)
+        results = measure_outcomes(runner, prompt, start, [kept for _, kept in selected])
         yield [
             {
                 **make_record(runner.config, prompt, protocol, method, kept, start.tokens),
@@ -165,7 +168,7 @@ def evaluate_together(
                 **result,
                 **text,
             }
-            for (method, kept), (result, nbytes) in zip(compressed, results, strict=True)
+            for (method, kept), (result, nbytes) in zip(selected, results, strict=True)
         ]
 
 
@@ -203,7 +206,7 @@ def select_for_methods(
     for same in group_by(shrinking, lambda method: method.scorer_key).values():
         scorer = same[0].scorer
         assert scorer is not None, "the full cache keeps everything"
-        choices = [Choice(it.tokens(tokens), it.protection, it.allocator_object) for it in same]
+        choices = [Choice(it.tokens(tokens), it.protection, it.allocator) for it in same]
         views = partial(start.views, needs_of(scorer), future=future)
         for number, (kept,) in score_and_select(views, scorer, choices):
             yield same[number], kept

@@ -101,14 +101,14 @@ def _measure_prompt(
             future = measure_future_attention(runner, prompt, whole)
         if needs.recorded not in prefills:
             with meter(runner) as took:
-                seen = runner.prefill(prompt, protocol, needs)
-            prefills[needs.recorded] = seen, took[0]
-        seen, prefill = prefills[needs.recorded]
+                start = runner.prefill(prompt, protocol, needs)
+            prefills[needs.recorded] = start, took[0]
+        start, prefill = prefills[needs.recorded]
         with meter(runner) as took:
             # Anew for every method, so that its time includes the extra passes that it needs.
-            fresh = seen.with_inputs(runner.model, before, runner.tokenizer)
+            fresh = start.with_inputs(runner.model, before, runner.tokenizer)
             ((_, kept),) = select_for_methods(fresh, [method], future)
-            cache = gather(seen, [kept])
+            cache = gather(start, [kept])
         sizes = {
             "prompt_tokens": prompt.encoded.prompt_length,
             "kept_tokens": tokens_per_head(kept),

@@ -266,7 +266,10 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
             scored = scored.float()  # in which a larger number is infinite
             if bad := int((~(scored < torch.inf)).sum()):
                 what = f"{'NaN' if bool(scored.isnan().any()) else '+inf'} in layer {view.layer}"
-                raise UsageError(f"{name} returned {what}: {bad} of {scored.numel()} scores")
+                raise UsageError(
+                    f"{name} returned {what}: {bad} of {scored.numel()} scores; tokens that always "
+                    "stay have finite scores above all others"
+                )
             if _versions(view) != before:
                 raise UsageError(f"{name} writes to its view: copy first (clone)")
         scores.append(scored[..., : scored.shape[-1] - view.fed_again])

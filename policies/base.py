@@ -26,7 +26,7 @@ AUTO: Final = "auto"
 """Value of an option that follows the budget or the model."""
 
 FORCED = 2.0
-"""Score of tokens that a method of probabilities always keeps: above all of these, newest first."""
+"""Score of tokens that are always kept, newest first, for methods whose others are at most 1."""
 
 Presets = Mapping[str, Mapping[str, Any]]
 """Published settings: preset name -> options."""

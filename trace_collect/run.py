@@ -49,7 +49,7 @@ def run(config: CollectConfig) -> None:
     prompts = plan_prompts(config, tokenizer)
     out, total = place(config.out), len(prompts)
     missing = total
-    if config.out and check_folder(out, STORE, identity_of(config, prompts, tokenizer, None)):
+    if config.out and check_folder(out, STORE, store_identity(config, prompts, tokenizer, None)):
         missing -= len(list_committed(out))
     if config.dry_run:
         announce_size(config, geometry, total, mean_tokens(prompts, tokenizer))
@@ -86,7 +86,7 @@ def plan_prompts(config: CollectConfig, tokenizer: PreTrainedTokenizerBase) -> C
     return prompts
 
 
-def identity_of(
+def store_identity(
     config: CollectConfig,
     prompts: CollectionPlan,
     tokenizer: PreTrainedTokenizerBase,
@@ -160,7 +160,7 @@ def _collect(config: CollectConfig, prompts: CollectionPlan) -> None:
         seed=config.seed,
         model={"id": recorded_name(config.model), "revision": config.revision},
         rope_frequencies=known_frequencies(model, config.max_tokens),
-        identity=identity_of(config, prompts, tokenizer, weights_digest(model)),
+        identity=store_identity(config, prompts, tokenizer, weights_digest(model)),
     )
     with TraceWriter.create_or_resume(
         config.out, store_plan, manifest, known_output_gram(model), shared=config.worker.shared

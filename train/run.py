@@ -53,14 +53,14 @@ def _export(job: Job, module: RankerTraining) -> None:
     if hasattr(load_objective(job.recipe.objective), "shift_invariant"):
         best.get_parameter("score_bias").zero_()
     target = calibration_target(job.recipe.label)
-    source = job.source(TARGET_LABELS.get(target, target))
+    source = job.use_label(TARGET_LABELS.get(target, target))
     points = job.validation_points(CALIBRATION_CONTEXTS)
     with Progress(f"calibrating to {target}", len(points)) as progress:
         contexts = map(source.context, progress.over(points))
         gram = job.traces.output_gram()
         calibration = calibrate(best, contexts, target=target, output_gram=gram)
     phase("evaluating the policy and the attention-free heuristics")
-    source, points = job.source(EVALUATED), job.validation_points(config.validation_contexts)
+    source, points = job.use_label(EVALUATED), job.validation_points(config.validation_contexts)
     result = validate_rankers(best, map(source.context, points), geometry=geometry, heads=job.heads)
     meta = PolicyMeta(
         geometry=geometry,

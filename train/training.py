@@ -54,7 +54,7 @@ def train_rankers(job: Job) -> RankerTraining:
     rankers = random_rankers(job.recipe, job.traces, sequences, job.heads, job.config.seed)
     print_start(job, rankers)
     module = RankerTraining(
-        rankers, job.recipe, job.source(job.recipe.label), sequences,
+        rankers, job.recipe, job.use_label(job.recipe.label), sequences,
         seed=job.config.seed, activation_bytes=job.config.activation_gb * 1e9,
         heads=job.heads, model_heads=job.traces.geometry.total_kv_heads,
     )  # fmt: skip
@@ -221,7 +221,7 @@ class ValidationAndCheckpoints(pl.Callback):
             logged = {"train/gradient_norm": training.gradient_norms.mean(), "train/lr": rate}
             logged |= metrics
         if last or step % job.config.validate_every == 0:
-            source = job.source(job.recipe.label)
+            source = job.use_label(job.recipe.label)
             held_out = training.validate(map(source.context, self._points))
             logged |= means_by_layer(held_out, job.traces.geometry, job.heads)
         with naming(self._target.logs):

@@ -209,7 +209,7 @@ def split_prompts(
 def _method(config: EvalConfig) -> Method:
     """The one method that ranks the tokens; UsageError where it cannot be searched with."""
     method, *others = build_run_methods(config, config.method_list)
-    if others or method.scorer is None or method.allocator != UNIFORM:
+    if others or method.scorer is None or method.allocator_name != UNIFORM:
         raise UsageError(f"--scorer {config.methods}: name one scorer, without allocator")
     if needs_of(method.scorer).future:
         raise UsageError(f"--scorer {config.methods} needs the future: search with another method")

@@ -91,7 +91,7 @@ class KvpLM(HFLM):  # type: ignore[misc]
         name, model, its_tokenizer = load(pretrained, tokenizer, **to_load)
         if (scorer := method.scorer) is not None:  # refused before any request is read
             check_inputs(model, [scorer])
-            check_fits_model(scorer, geometry_of(model.config), method.allocator_object)
+            check_fits_model(scorer, geometry_of(model.config), method.allocator)
             warn_of_another_model(model, scorer)
         super().__init__(
             pretrained=model, tokenizer=its_tokenizer, backend="causal", batch_size=1, **of_hflm

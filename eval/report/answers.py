@@ -9,7 +9,7 @@ from operator import itemgetter
 from eval.results.comparison import Comparison
 from eval.results.method_setting import MethodSetting
 from eval.results.record_names import READABLE_PROMPTS, SEEN
-from eval.results.records import Record
+from eval.results.records import Record, evidence_share
 from kvp.grouping import group_by
 from kvp.names import FULL
 
@@ -64,17 +64,12 @@ def _shown_prompt(records: Sequence[Record]) -> Record:
     records = sorted(records, key=lambda record: record["method"] != FULL)
     answers = [
         {name: record.get(name) for name in _ANSWER_FIELDS}
-        | {"evidence": _evidence(record), "text": (record["prediction"] or "")[:SHOWN_CHARACTERS]}
+        | {
+            "evidence": evidence_share(record),
+            "text": (record["prediction"] or "")[:SHOWN_CHARACTERS],
+        }
         for record in records
     ]
     first = records[0]
     title = f"{first['task']}: {first['example']}, {SEEN[first['protocol']]}"
     return {name: first.get(name) for name in _PROMPT_FIELDS} | {"title": title, "answers": answers}
-
-
-def _evidence(record: Record) -> float | None:
-    """Share of the evidence that heads keep, mean over heads; None without evidence."""
-    if not record.get("evidence_tokens") or not record.get("evidence_kept"):
-        return None
-    heads: list[float] = [kept for layer in record["evidence_kept"] for kept in layer]
-    return round(sum(heads) / len(heads) / int(record["evidence_tokens"]), 3)

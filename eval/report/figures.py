@@ -133,7 +133,7 @@ def draw_quality(
         mean = comparison.measure.scale * full.interval.mean
         axes.axhline(mean, label="full cache", gid=f"method={FULL}", **styles[FULL])
     axes.set_ylabel(comparison.measure.title)
-    if comparison.kind == "accuracy":
+    if comparison.kind == "answers":
         axes.set_ylim(-3, 103)
     else:
         means = [cell.interval.mean for (it, _), cell in comparison.cells.items() if it in shown]

@@ -1,4 +1,4 @@
-"""From computed numbers to tables. No number is computed here but differences and rounding."""
+"""From computed numbers to tables, which say what differs from the best null."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,7 +102,7 @@ def make_score_table(comparison: Comparison, choices: Choices, which: str = "") 
     elif not any(setting.method in NULLS for setting in comparison.choices):
         nulls = " No null was run (add nulls to --methods of kvp eval)."
     count = len(comparison.task_sort.usable or comparison.task_sort.tasks)
-    tasks = f", mean over {count} tasks" if comparison.kind == "accuracy" and count > 1 else ""
+    tasks = f", mean over {count} tasks" if comparison.kind == "answers" and count > 1 else ""
     measured = f", {SEEN[comparison.protocol]}{f', all methods {alike}' if alike else ''}"
     if which:
         sizes = "; (n): tokens per head" if are_shares(specs) else ""

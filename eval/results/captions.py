@@ -30,7 +30,7 @@ def describe_intervals(comparison: Comparison) -> str:
     seeds = {cell.policies for (it, _), cell in comparison.cells.items() if it.method == LEARNED}
     policies = " and policy seeds" if max(seeds, default=0) > 1 else ""
     alone = "; of one policy seed: what another would change is not in it" if 1 in seeds else ""
-    half = " (half a prompt more at 0 and at 100 %)" if comparison.kind == "accuracy" else ""
+    half = " (half a prompt more at 0 and at 100 %)" if comparison.kind == "answers" else ""
     return f"{CONFIDENCE} bootstrap interval over prompts{half}{policies}{alone}"
 
 

@@ -223,7 +223,7 @@ class Comparison:
 
     def equal_counts(self, setting: MethodSetting) -> MethodSetting | None:
         """The setting with equal counts in all heads of the same policy, if it was run."""
-        equal = replace(setting, allocator=UNIFORM)
+        equal = replace(setting, allocator_name=UNIFORM)
         return equal if setting.method == LEARNED and equal in self.settings else None
 
     def over_null(self, setting: MethodSetting, spec: str) -> Interval | None:

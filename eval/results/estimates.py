@@ -16,7 +16,7 @@ from eval.results.stats import Interval, Scores, Unit
 from kvp.grouping import group_by
 from kvp.names import FULL
 
-Kind = Literal["accuracy", "perplexity"]
+Kind = Literal["answers", "perplexity"]
 """Scores of answers, perplexity of given replies."""
 
 
@@ -51,7 +51,7 @@ class Measure:
 
 
 MEASURES: Mapping[Kind, Measure] = {
-    "accuracy": Measure(
+    "answers": Measure(
         field="score", title="accuracy, %", scale=100, sign=1, digits=0, unit="%",
         page_format=".1f", verb="answers", gap_format="+.1f", gap_unit="points",
     ),
@@ -109,7 +109,7 @@ def _estimate(kind: Kind, records: list[ResultsRow]) -> Estimate:
     nbytes = [size for record in records if (size := record.get("cache_bytes")) is not None]
     shares = [record["kept_tokens"] / record["cached_tokens"] for record in records]
     return Estimate(
-        interval=stats.bootstrap_mean(scores) if kind == "accuracy" else stats.perplexity(records),
+        interval=stats.bootstrap_mean(scores) if kind == "answers" else stats.perplexity(records),
         policies=len({record["policy"] for record in records} - {None}),
         scores=scores,
         weights=stats.reply_tokens(records),

@@ -53,7 +53,7 @@ def _task_rows(
         (setting, spec), estimate = key, cells[key]
         row: dict[str, object] = {
             "unfinished": bool(comparison.unfinished),
-            "metric": "answers" if comparison.kind == "accuracy" else comparison.kind,
+            "metric": comparison.kind,
             "protocol": comparison.protocol, "task": task, "apart": apart,
             "method": setting.family, "setting": setting.describe(),
             "chosen": setting in comparison.choices, "budget": spec,

@@ -35,7 +35,7 @@ class MethodSetting:
     """Registered name, `kvp` or `full`."""
     variant: str = DEFAULT_VARIANT
     """Preset or options, `auto` for the method's defaults."""
-    allocator: str = UNIFORM
+    allocator_name: str = UNIFORM
     """Full name of the allocator, which splits the budget over the heads."""
     self_sized: bool = False
     """Whether the allocator decides by itself how many tokens to keep, whatever the budget."""
@@ -51,7 +51,7 @@ class MethodSetting:
     def of(cls, record: MethodFields, groups: PolicyGroups) -> MethodSetting:
         """The setting of a record of any results file."""
         return cls(
-            method=record["method"], variant=record["variant"], allocator=record["allocator"],
+            method=record["method"], variant=record["variant"], allocator_name=record["allocator"],
             self_sized=record["budget_spec"] == SELF_SIZED, policy=groups[record["policy"]],
             protected=record["protected"],
         )  # fmt: skip
@@ -59,9 +59,12 @@ class MethodSetting:
     @property
     def fields(self) -> dict[str, Any]:
         """The fields that name the setting in a record of any results file."""
-        names = ["method", "variant", "allocator", "policy", "policy_seed"]
-        names += ["policy_commit", "protected"] if self.policy_commit else ["protected"]
-        return {name: getattr(self, name) for name in names}
+        commit = {"policy_commit": self.policy_commit} if self.policy_commit else {}
+        return {
+            "method": self.method, "variant": self.variant, "allocator": self.allocator_name,
+            "policy": self.policy, "policy_seed": self.policy_seed, **commit,
+            "protected": self.protected,
+        }  # fmt: skip
 
     @property
     def scorer_key(self) -> tuple[str, str, str | None]:
@@ -75,12 +78,12 @@ class MethodSetting:
     @property
     def family(self) -> str:
         """The method with its policy group; with the allocator if that sizes the cache itself."""
-        return f"{self._named}+{self.allocator}" if self.self_sized else self._named
+        return f"{self._named}+{self.allocator_name}" if self.self_sized else self._named
 
     @property
     def spec(self) -> str:
         """As written in `--methods`: `snapkv`, `snapkv:paper`, `kvp/seed0(window=16)+ada`."""
-        allocator = "" if self.allocator == UNIFORM else f"+{self.allocator}"
+        allocator = "" if self.allocator_name == UNIFORM else f"+{self.allocator_name}"
         if self.variant == DEFAULT_VARIANT:
             return f"{self._named}{allocator}"
         options = re.match(r"\w+=", self.variant)  # a preset may be a file: runs/lr=1
@@ -95,8 +98,8 @@ class MethodSetting:
     def describe(self, *, protection: bool = True) -> str:
         """Preset, allocator and `protection` in words, empty for the full cache."""
         words = [] if self.variant == DEFAULT_VARIANT else [self.variant]
-        if self.allocator != UNIFORM and not self.self_sized:
-            words.append(f"+{self.allocator}")
+        if self.allocator_name != UNIFORM and not self.self_sized:
+            words.append(f"+{self.allocator_name}")
         if protection and self.method != FULL:
             words.append(IN_WORDS[self.protected])
         return ", ".join(words)
@@ -104,8 +107,8 @@ class MethodSetting:
     @property
     def place_in_family(self) -> tuple[bool, str, bool, str, bool]:
         """A sorting key for the settings of one method: the default first, protected ones first."""
-        varied, split = self.variant != DEFAULT_VARIANT, self.allocator != UNIFORM
-        return varied, self.variant, split, self.allocator, not self.protected
+        varied, split = self.variant != DEFAULT_VARIANT, self.allocator_name != UNIFORM
+        return varied, self.variant, split, self.allocator_name, not self.protected
 
     def distance_from_default(self, protected: bool) -> tuple[bool, int, bool]:
         """A sorting key, least for the default: no preset or options, equal counts per head.
@@ -113,9 +116,9 @@ class MethodSetting:
         The default allocator of a policy is `global` (`RECOMMENDED`). `protected` is the default of
         all methods, since a comparison of protected with unprotected ones would not be fair.
         """
-        order = [*(RECOMMENDED if self.method == LEARNED else (UNIFORM,)), self.allocator]
+        order = [*(RECOMMENDED if self.method == LEARNED else (UNIFORM,)), self.allocator_name]
         varied, other = self.variant != DEFAULT_VARIANT, self.protected != protected
-        return varied, order.index(self.allocator), other
+        return varied, order.index(self.allocator_name), other
 
 
 def group_policies(records: Iterable[Mapping[str, Any]]) -> dict[str | None, str]:

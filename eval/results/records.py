@@ -35,6 +35,14 @@ def value_of(record: Mapping[str, Any]) -> float:
     return -float(record["nll"]) / float(record["reply_tokens"])
 
 
+def evidence_share(record: Mapping[str, Any]) -> float | None:
+    """Share of the evidence that heads keep, mean over heads; None without evidence."""
+    if not record.get("evidence_tokens") or not record.get("evidence_kept"):
+        return None
+    heads: list[float] = [kept for layer in record["evidence_kept"] for kept in layer]
+    return round(sum(heads) / len(heads) / int(record["evidence_tokens"]), 3)
+
+
 class RecordFile:
     """rows.jsonl of a results folder, and keys and values of the records that it holds."""
 

@@ -61,7 +61,7 @@ def smallest_budgets(comparison: Comparison) -> list[str]:
     the largest budget: those that lose more, and those with too few prompts. None for one prompt.
     """
     best, full = comparison.best, comparison.full
-    if not best or not full or full.interval.prompts < 2 or comparison.kind != "accuracy":
+    if not best or not full or full.interval.prompts < 2 or comparison.kind != "answers":
         return []
     shown, lost, unsure = (list[str]() for _ in range(3))
     named = dict.fromkeys((*comparison.choices, best.lead, *best.others))
@@ -101,7 +101,7 @@ def _main_sentence(comparison: Comparison, best: Best) -> str:
     name = name if best.learned else f"the best method, {_describe(comparison, best, lead)},"
     place = f"At {budget} of the cache" if budget.endswith("%") else f"At {budget} tokens per head"
     words = f"{name} {_score(comparison, lead, budget, f'{stats.CONFIDENCE} interval ')}"
-    none_right = comparison.kind == "accuracy" and not comparison.cells[lead, budget].interval.mean
+    none_right = comparison.kind == "answers" and not comparison.cells[lead, budget].interval.mean
     if none_right and not best.learned:
         words = "no method answers any question"
     sentence = f"{place}, with the {SEEN[comparison.protocol]} before compression, {words}"

@@ -67,7 +67,7 @@ def sort_tasks(kind: Kind, records: Iterable[ResultsRow]) -> SortedTasks:
         if (full := full_of(cells)) is None:
             continue
         whole, graded = full.interval.mean, any(record.get("metric") in GRADED for record in few)
-        if kind == "accuracy" and whole < FAILS and not graded:
+        if kind == "answers" and whole < FAILS and not graded:
             apart[task] = FAILED, f"{whole:.0%}"
         elif nulls:
             label, best = max(nulls.items(), key=lambda item: MEASURES[kind].goodness(item[1]))

@@ -43,7 +43,9 @@ class ScoredSetting:
     def label(self) -> str:
         """The setting in one word, `+p` where first and last tokens are always kept."""
         method, allocator = self.scorer, self.allocator
-        return MethodSetting(method=method, allocator=allocator, protected=self.protected).label
+        return MethodSetting(
+            method=method, allocator_name=allocator, protected=self.protected
+        ).label
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ class TunedMethod:
         """Whether `setting`, that of a report, is the chosen one."""
         chosen, allocator = self.chosen, self.chosen.allocator_name or self.chosen.allocator
         ours = self.method, chosen.variant, allocator, chosen.protected
-        return ours == (setting.method, setting.variant, setting.allocator, setting.protected)
+        return ours == (setting.method, setting.variant, setting.allocator_name, setting.protected)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,7 +107,7 @@ class Tuning:
         """A setting at every budget, for every policy seed: what is run to score it."""
         seeds: Iterable[Method] = (setting,)
         if setting.method == LEARNED:
-            allocator = setting.allocator_object or setting.allocator
+            allocator = setting.allocator or setting.allocator_name
             seeds = (with_allocator(seed, allocator) for seed in search.space.seeds)
         kept, protected = self.protected, setting.protected
         return [seed.at(spec, kept, protected) for seed, spec in product(seeds, self.budgets)]
@@ -127,7 +127,7 @@ class Tuning:
         interval = bootstrap_mean(scores, bounds=bounds)
         return ScoredSetting(
             scorer=space.scorer_spec(setting), variant=setting.variant,
-            allocator=space.allocator_spec(setting), allocator_name=setting.allocator,
+            allocator=space.allocator_spec(setting), allocator_name=setting.allocator_name,
             protected=setting.protected, score=interval.mean,
             interval=(interval.low, interval.high),
         )  # fmt: skip

@@ -39,7 +39,7 @@ from policies.registry import ALLOCATORS, SCORERS
 class Option(NamedTuple):
     """What a search changes: an option of a part of settings, or without a name the part itself."""
 
-    part: Literal["scorer", "allocator_object", "protected"]
+    part: Literal["scorer", "allocator", "protected"]
     name: str = ""
 
     def value(self, setting: Method) -> Any:  # noqa: ANN401
@@ -79,9 +79,9 @@ class SearchSpace:
 
     def allocator_spec(self, setting: Method) -> str:
         """How `--allocators` names a setting's allocator: `ada(safeguard=0.1)`, `mine:Even`."""
-        allocator = setting.allocator_object
+        allocator = setting.allocator
         if allocator is None or type(allocator) in ALLOCATORS.values():
-            return setting.allocator
+            return setting.allocator_name
         pairs = self.allocators.items()
         own = {known.name: text for text, known in pairs if type(known) is type(allocator)}
         name = Specification.split(next(iter(own.values()))).name
@@ -90,13 +90,13 @@ class SearchSpace:
 
     def grids(self, setting: Method) -> dict[Option, Sequence[Any]]:
         """Values to try, by what has them, such as `Option("scorer", "kernel")`."""
-        allocator, named = setting.allocator_object, self.requested != self.scorer
+        allocator, named = setting.allocator, self.requested != self.scorer
         options: Grid = allocator.grid if isinstance(allocator, Component) and not named else {}
         every = [None if it.name == UNIFORM else it for it in self.allocators.values()]
         return {
-            Option("allocator_object"): every,
+            Option("allocator"): every,
             **{Option("scorer", name): values for name, values in self.scorer_grid.items()},
-            **{Option("allocator_object", name): values for name, values in options.items()},
+            **{Option("allocator", name): values for name, values in options.items()},
             Option("protected"): [*dict.fromkeys(method.protected for method in self.initial)],
         }
 
@@ -186,12 +186,12 @@ def next_candidates(search: Search, count: int) -> list[Method]:
         return list(space.initial)[:count]
     ranked = sorted(trials, key=lambda setting: -trials[setting].score)  # of equal ones the first
     best, *others = ranked
-    kind = type(best.allocator_object)
-    peers = [setting for setting in ranked if type(setting.allocator_object) is kind]
+    kind = type(best.allocator)
+    peers = [setting for setting in ranked if type(setting.allocator) is kind]
     steps: Iterable[Iterable[Method | None]]
     if len(trials) < count:
         grids = space.grids(best)
-        having = [peers if it.part == "allocator_object" and it.name else ranked for it in grids]
+        having = [peers if it.part == "allocator" and it.name else ranked for it in grids]
         values = map(partial(_untried_values, space), having, grids)
         near = (_neighbours(space, best), _halfway(space, best))
         steps = chain(values, near, (_neighbours(space, other) for other in others))
@@ -263,7 +263,7 @@ def _with_value(setting: Method, option: Option, value: Any) -> Method | None:  
     except UsageError:
         even = type(value) is int and value % 2 == 0
         return _with_value(setting, option, value + 1) if even else None
-    if part == "allocator_object":
+    if part == "allocator":
         return with_allocator(setting, UNIFORM if changed is None else changed)
     if part == "scorer":
         new = method_of(changed)

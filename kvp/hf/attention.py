@@ -232,16 +232,16 @@ def _eager_attention(
         part = slice(start, start + block)
         logits = query[:, :, part] @ keys.transpose(2, 3) * scaling
         logits = cap_logits(logits, options.get("softcap"))
-        seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, part]
-        if seen is not None:
-            logits = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)
+        shown = visible if visible is None or visible.shape[2] == 1 else visible[:, :, part]
+        if shown is not None:
+            logits = logits.masked_fill(~shown, torch.finfo(logits.dtype).min)
         if sinks is not None:
             sink = sinks.to(logits).view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
             logits = torch.cat([logits, sink], dim=-1)
         weights = logits.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
         weights = weights[..., : keys.shape[2]]  # without the sink
-        if seen is not None:
-            weights = weights.masked_fill(~seen, 0.0)
+        if shown is not None:
+            weights = weights.masked_fill(~shown, 0.0)
         parts.append(nn.functional.dropout(weights, p=dropout, training=dropout > 0) @ values)
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
 

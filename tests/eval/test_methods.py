@@ -143,11 +143,11 @@ def test_nulls_are_all_controls_with_the_seed_of_the_run():
 
 def test_allocators_apply_to_methods_that_name_none():
     methods = _methods("full,snapkv,tova+ada", allocators="uniform,global")
-    assert [(method.spec, method.allocator) for method in methods] == [
+    assert [(method.spec, method.allocator_name) for method in methods] == [
         ("full", "uniform"), ("snapkv", "uniform"), ("snapkv+global", "global"),
         ("tova+ada", "ada"),
     ]  # fmt: skip
-    assert methods[1].allocator_object is None
+    assert methods[1].allocator is None
     assert methods[1].scorer is methods[2].scorer
     assert methods[1].scorer_key == methods[2].scorer_key
     presets = ["snapkv(window=9)+ada(safeguard=0.5)", "h2o+global:kvzip"]

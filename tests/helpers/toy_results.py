@@ -144,4 +144,4 @@ def compare_answers(records=None, **identity):
         folder=Path(), manifest=manifest(**identity), timing=(), tuned=(), notes=(),
         records=tuple(answer_records() if records is None else records),
     )  # fmt: skip
-    return compare_methods(results, "accuracy", "query_aware")
+    return compare_methods(results, "answers", "query_aware")

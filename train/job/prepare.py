@@ -47,7 +47,7 @@ class Job:
         """Whether all heads of the model are trained."""
         return len(self.heads) == self.traces.geometry.total_kv_heads
 
-    def source(self, label: str) -> ContextSource:
+    def use_label(self, label: str) -> ContextSource:
         """Contexts with a label; those of others are forgotten: `--memory_gb` is for one."""
         for other in self.sources.keys() - {label}:
             self.sources[other].forget()
@@ -68,8 +68,8 @@ def prepare(config: TrainConfig) -> Job:
     """Check everything that can be checked before anything is written."""
     recipe, device = config.recipe(), torch_device(config.device)
     data = open_store(config, recipe)
-    key_frequencies(data.traces, recipe)  # raises before anything is written
-    load_objective(recipe.objective)  # as does this
+    key_frequencies(data.traces, recipe)  # both raise before anything is written
+    load_objective(recipe.objective)
     settings = ("preset", "seed", "heads", *RUN_SETTINGS)
     used = {"traces": data.identity}
     if code := own_code(filter(is_object_name, (recipe.label, recipe.objective))):

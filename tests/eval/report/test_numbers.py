@@ -26,7 +26,7 @@ GROUPS = {None: "", "seed0": "", "seed1": ""}
 def _chosen(answers, *tuned):
     """Label and note of the setting shown, by family."""
     records = [record for record in answers if record["protocol"] == "query_aware"]
-    cells = make_estimates("accuracy", records, group_policies(records))
+    cells = make_estimates("answers", records, group_policies(records))
     chosen = choose_settings(dict.fromkeys(setting for setting, _ in cells), tuned)
     return {setting.family: (setting.label, note) for setting, note in chosen.items()}
 

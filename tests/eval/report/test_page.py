@@ -34,8 +34,8 @@ def _report(folder, *flags):
 
 def test_the_page_has_every_part_and_loads_nothing(html):
     for ident in (
-        "accuracy-query_aware", "accuracy-query_agnostic", "perplexity-query_aware",
-        "accuracy-query_aware-tasks", "accuracy-query_aware-differences",
+        "answers-query_aware", "answers-query_agnostic", "perplexity-query_aware",
+        "answers-query_aware-tasks", "answers-query_aware-differences",
         "answers", "reading", "about",
     ):  # fmt: skip
         assert f'<details id="{ident}"' in html
@@ -69,7 +69,7 @@ def test_the_page_has_every_part_and_loads_nothing(html):
 
 def test_figures_are_written_and_show_something(reported):
     pixels = {path.stem: imread(path) for path in (reported / "figures").glob("*.png")}
-    assert pixels.keys() == {"perplexity-query_aware", *(f"accuracy-{one}" for one in PROTOCOLS)}
+    assert pixels.keys() == {"perplexity-query_aware", *(f"answers-{one}" for one in PROTOCOLS)}
     for drawn in pixels.values():
         assert drawn.shape[1] == 1260
         assert drawn.std() > 0.01
@@ -221,7 +221,7 @@ def _shown(page):
 
 def test_the_address_of_the_page_holds_the_view(reported, open_page):
     page = open_page(reported / "report.html")
-    everything = [*(f"accuracy-{name}" for name in PROTOCOLS), "perplexity-query_aware"]
+    everything = [*(f"answers-{name}" for name in PROTOCOLS), "perplexity-query_aware"]
     assert _shown(page) == everything
     page.get_by_label("Protocol").select_option("query_aware")
     page.get_by_label("Budget").select_option("25%")
@@ -241,7 +241,7 @@ def test_the_address_of_the_page_holds_the_view(reported, open_page):
         assert page.locator(f"#{view} svg [data-method=random]").filter(visible=True).count() == 0
         assert page.locator(f"#{view} svg [data-method=kvp]").filter(visible=True).count() > 0
     page.get_by_label("Protocol").select_option("query_agnostic")
-    assert _shown(page) == ["accuracy-query_agnostic"]
+    assert _shown(page) == ["answers-query_agnostic"]
     page.go_back()
     assert page.url == address
     assert _shown(page) == [view, other]
@@ -251,7 +251,7 @@ def test_the_address_of_the_page_holds_the_view(reported, open_page):
 
 def test_columns_can_be_sorted(reported, open_page):
     page = open_page(reported / "report.html")
-    table = page.locator("#accuracy-query_aware > .scroll table")
+    table = page.locator("#answers-query_aware > .scroll table")
     table.get_by_role("button", name="25%").press("Enter")
     cells = table.locator("tbody td:nth-child(2)").all_inner_texts()
     values = [float(cell.split()[0]) for cell in cells]
@@ -269,7 +269,7 @@ def test_savings_stand_below_the_sentence(tmp_path, open_page):
     timing[1]["by_prompt"]["decode_seconds_per_token"][0] *= 4
     folder = write_results(tmp_path / "r", records=records, timing=timing)
     _report(folder)
-    saved = open_page(folder / "report.html").locator("#accuracy-query_aware .saved:visible")
+    saved = open_page(folder / "report.html").locator("#answers-query_aware .saved:visible")
     assert saved.inner_text() == (
         "knorm +p keeps 250.0 kB of 1.0 MB per prompt (25.0%). Compression takes 1 ms, the prefill "
         "12 ms. A decoded token takes 0.75 x its time with the full cache (median of 6 prompts, "

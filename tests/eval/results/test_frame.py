@@ -352,7 +352,7 @@ def test_the_smallest_budget_is_the_one_of_fewest_tokens():
         for spec, score, tokens in ((None, 1.0, 100), ("32", 0.0, 32), ("75%", 1.0, 75))
         for row in _answers(("random" if spec else "full", spec, score), prompts=20)
     ]
-    assert sort_tasks("accuracy", records).usable == ("niah_single_1",)
+    assert sort_tasks("answers", records).usable == ("niah_single_1",)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_every_method_gets_the_same_number_of_settings_and_every_allocator_first
     assert len(scores) == 40
     assert {setting.protected for setting in scores} == {True, False}
     first = list(scores)[len(subject.space.initial) - 1 :][:4]
-    tried = [setting.allocator.partition("(")[0] for setting in first]
+    tried = [setting.allocator_name.partition("(")[0] for setting in first]
     assert tried == ["uniform", "pyramid", "ada", "global"]
 
 
@@ -92,7 +92,9 @@ def test_what_the_specification_names_is_fixed():
 def test_equal_counts_are_not_tried_again_with_each_better_setting():
     search = _subject("lagkv")
     _search(
-        search, lambda setting: float(setting.scorer.lag == 64) + ("ada" in setting.allocator), 16
+        search,
+        lambda setting: float(setting.scorer.lag == 64) + ("ada" in setting.allocator_name),
+        16,
     )
-    tried = [setting.allocator for setting in search.trials]
+    tried = [setting.allocator_name for setting in search.trials]
     assert tried.count("uniform") == len(search.space.initial)
