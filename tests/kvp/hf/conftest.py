@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from kvp.hf.visibility import EMPTY
 from kvp.scoring import Needs
 
-SIZES = {
+SMALL_SIZES = {
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -26,13 +26,13 @@ SIZES = {
     "eos_token_id": None,
 }
 
-FAMILIES = {
+SMALL_MODELS = {
     "qwen2": {}, "llama": {}, "mistral": {"sliding_window": None}, "olmo2": {}, "phi3": {},
     "qwen3": {"head_dim": 16},
 }  # fmt: skip
 
 
-@pytest.fixture(params=sorted(FAMILIES))
+@pytest.fixture(params=sorted(SMALL_MODELS))
 def family(request):
     """Each architecture in turn."""
     return str(request.param)
@@ -48,7 +48,7 @@ def build():
         name = family[0].upper() + family[1:]
         config_class = getattr(transformers, f"{name}Config")
         torch.manual_seed(7)
-        config = config_class(**{**SIZES, **FAMILIES.get(family, {}), **more})
+        config = config_class(**{**SMALL_SIZES, **SMALL_MODELS.get(family, {}), **more})
         model = getattr(transformers, f"{name}ForCausalLM")(config)
         model.requires_grad_(False).train(False)
         model.set_attn_implementation("kvp")
