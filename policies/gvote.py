@@ -29,7 +29,7 @@ class GVote(BaseScorer):
     p_nuc: Share = 0.95
     """Share of the last query's attention that k tokens must hold."""
     samples: Positive = 8
-    n_skip: NotNegative = 4
+    skip: NotNegative = 4
     """First tokens left out of the statistics."""
     future: Positive = 512
     """Positions after the prompt over which the rotation is averaged."""
@@ -54,7 +54,7 @@ class GVote(BaseScorer):
         """The last query, hidden states and the rotary embedding; or every query instead."""
         if self.space == "query":
             return Needs(queries=ALL_QUERIES, rope=True)
-        return Needs(queries=1, rope=True, hidden_after=self.n_skip)
+        return Needs(queries=1, rope=True, hidden_after=self.skip)
 
     def sizes(self, scores: Tensor) -> Tensor:
         """Tokens with a vote, at least `min_keep`: scores [..., N] -> [...] int64."""
@@ -64,7 +64,7 @@ class GVote(BaseScorer):
     def score(self, view: View) -> Tensor:
         """Votes plus mean attention of the guessed queries: [B, H, N] float32."""
         assert view.queries is not None
-        if view.keys.shape[2] <= self.n_skip:
+        if view.keys.shape[2] <= self.skip:
             return torch.ones(view.keys.shape[:3], device=view.keys.device)
         current = recent_attention(view.queries, view.keys, 1).squeeze(-2)  # [B, H, G, N]
         ranking = rank_tokens(current)
@@ -101,7 +101,7 @@ class GVote(BaseScorer):
             yield hidden.project((mean + deviation * noise)[:, None])[:, :, 0].float()
 
     def _sample_from_queries(self, view: View, rope: Rope) -> Iterator[Tensor]:
-        mean, covariance = query_moments(view, rope, self.n_skip)
+        mean, covariance = query_moments(view, rope, self.skip)
         values, vectors = torch.linalg.eigh(covariance.double())
         scaled = vectors * values.clamp_min(0).sqrt()[..., None, :]
         root = (scaled @ vectors.mT).float()  # symmetric

@@ -1,7 +1,7 @@
 """LagKV (arXiv 2504.04704): tokens are compared with the range of the following partition.
 
 Formula and published settings: docs/methods/lagkv.md. The automatic lag follows the budget, because
-with a fixed one the sinks and the uncompared tail hold up to n_sink + 2 lag tokens, and smaller
+with a fixed one the sinks and the uncompared tail hold up to sinks + 2 lag tokens, and smaller
 budgets would measure recency only.
 """
 
@@ -21,7 +21,7 @@ from policies.base import AUTO, Auto, BaseScorer, Grid, Presets
 class LagKV(BaseScorer):
     """Keep tokens that vary most against the following partition."""
 
-    n_sink: NotNegative = 4
+    sinks: NotNegative = 4
     """First tokens, never compared and ranked first."""
     lag: Annotated[int, Ge(2)] | Auto = AUTO  # one token has no range
     """Tokens per partition, or `auto` to follow the budget."""
@@ -29,10 +29,10 @@ class LagKV(BaseScorer):
     base_name: ClassVar[str] = "lagkv"
     cost: ClassVar[str] = "one pass over keys and values, O(N D)"
     presets: ClassVar[Presets] = {
-        "kvpress": {"n_sink": 4, "lag": 128},
-        "official": {"n_sink": 16, "lag": 1024},
+        "kvpress": {"sinks": 4, "lag": 128},
+        "official": {"sinks": 16, "lag": 1024},
     }
-    grid: ClassVar[Grid] = {"lag": (AUTO, 4, 8, 16, 32, 64, 128), "n_sink": (0, 1, 4, 16)}
+    grid: ClassVar[Grid] = {"lag": (AUTO, 4, 8, 16, 32, 64, 128), "sinks": (0, 1, 4, 16)}
 
     @property
     def needs(self) -> Needs:
@@ -49,20 +49,20 @@ class LagKV(BaseScorer):
             lag = min(128, max(4, view.budget // 4))
         scores = torch.ones(batch, heads, tokens, device=view.keys.device)
         index = torch.arange(tokens, dtype=torch.float32, device=view.keys.device)
-        if tokens < self.n_sink + 2 * lag:
+        if tokens < self.sinks + 2 * lag:
             scores[...] = index / tokens
         else:
             spread = self._lag_spread(view.keys, lag) + self._lag_spread(view.values, lag)
             ranks = (spread.argsort(dim=-1, stable=True).argsort(dim=-1) / lag).flatten(-2)
-            scores[..., self.n_sink : self.n_sink + ranks.shape[-1]] = ranks
-        sinks = index[: self.n_sink]
-        scores[..., : self.n_sink] = 3 - sinks / max(self.n_sink, 1)
+            scores[..., self.sinks : self.sinks + ranks.shape[-1]] = ranks
+        sinks = index[: self.sinks]
+        scores[..., : self.sinks] = 3 - sinks / max(self.sinks, 1)
         return scores
 
     def _lag_spread(self, states: Tensor, lag: int) -> Tensor:
         """[B, H, N, D] -> softmaxed spread [B, H, partitions - 1, lag] of compared partitions."""
-        partitions = (states.shape[-2] - self.n_sink) // lag
-        body = states[..., self.n_sink : self.n_sink + partitions * lag, :].float()
+        partitions = (states.shape[-2] - self.sinks) // lag
+        body = states[..., self.sinks : self.sinks + partitions * lag, :].float()
         parts = torch.unflatten(body, -2, (partitions, lag))
         scored, reference = parts[..., :-1, :, :], parts[..., 1:, :, :]
         low, high = reference.amin(dim=-2, keepdim=True), reference.amax(dim=-2, keepdim=True)

@@ -15,13 +15,13 @@ from policies.base import BaseScorer, Grid, Presets
 class StreamingLLM(BaseScorer):
     """Keep first tokens and the most recent ones."""
 
-    n_sink: NotNegative = 4
+    sinks: NotNegative = 4
     keep_recents: bool = True
     """Let sinks take no more than half of the budget."""
 
     base_name: ClassVar[str] = "streaming_llm"
     presets: ClassVar[Presets] = {"kvpress": {"keep_recents": False}}
-    grid: ClassVar[Grid] = {"n_sink": (0, 1, 2, 4, 8, 16, 32), "keep_recents": (True, False)}
+    grid: ClassVar[Grid] = {"sinks": (0, 1, 2, 4, 8, 16, 32), "keep_recents": (True, False)}
 
     @property
     def needs(self) -> Needs:
@@ -32,7 +32,7 @@ class StreamingLLM(BaseScorer):
         """Token index, sinks above all: [B, H, N] float32."""
         batch, heads, tokens, _ = view.keys.shape
         order = torch.arange(tokens, dtype=torch.float32, device=view.keys.device)
-        sinks = min(self.n_sink, tokens)
+        sinks = min(self.sinks, tokens)
         if self.keep_recents:
             assert view.budget is not None
             sinks = min(sinks, view.budget // 2)

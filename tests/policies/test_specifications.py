@@ -129,7 +129,7 @@ WINDOW = Needs(queries=4, layer_group=AUTO_GROUP)
         ("contrastkv(contrast=context)",
          Needs(reconstruction=Reconstruction(), noise=Noise(beginning=0.1))),
         ("expected_attention", Needs(queries=ALL_QUERIES, rope=True)),
-        ("gvote(n_skip=7)", Needs(queries=1, rope=True, hidden_after=7)),
+        ("gvote(skip=7)", Needs(queries=1, rope=True, hidden_after=7)),
         ("gvote(space=query)", Needs(queries=ALL_QUERIES, rope=True)),
         ("windowkv", WINDOW),
         ("windowkv(task=aggregation,group=7)", Needs(queries=16, layer_group=7)),

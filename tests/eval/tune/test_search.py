@@ -78,11 +78,9 @@ def test_a_longer_search_begins_with_a_shorter_one():
 
 
 def test_what_the_specification_names_is_fixed():
-    scores = _search(
-        _subject("lagkv(lag=16,n_sink=1)+global"), lambda one: float(not one.protected)
-    )
+    scores = _search(_subject("lagkv(lag=16,sinks=1)+global"), lambda one: float(not one.protected))
     assert [(one.spec, one.protected) for one in scores] == [
-        ("lagkv(n_sink=1,lag=16)+global", True), ("lagkv(n_sink=1,lag=16)+global", False),
+        ("lagkv(sinks=1,lag=16)+global", True), ("lagkv(sinks=1,lag=16)+global", False),
     ]  # fmt: skip
     assert not max(scores, key=scores.get).protected
     preset = _search(_subject("snapkv:paper+global"), lambda one: 0.0)

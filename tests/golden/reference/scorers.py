@@ -15,10 +15,10 @@ def _newest_first(inputs):
     return np.broadcast_to(np.arange(tokens, dtype=np.float64), (batch, heads, tokens)).copy()
 
 
-def streaming_llm(inputs, budget, n_sink=4, *, keep_recents=True):
+def streaming_llm(inputs, budget, sinks=4, *, keep_recents=True):
     """Sinks, then recency; at most half of the budget are sinks, or any number."""
     scores = _newest_first(inputs)
-    most = min(n_sink, budget // 2) if keep_recents else n_sink
+    most = min(sinks, budget // 2) if keep_recents else sinks
     for sink in range(min(most, scores.shape[-1])):
         scores[..., sink] = 2 * FORCED - sink
     return scores
@@ -50,13 +50,13 @@ def keydiff(inputs, budget):
     return -(unit * anchor).sum(axis=-1) / length
 
 
-def lagkv_spread(inputs, n_sink, lag):
+def lagkv_spread(inputs, sinks, lag):
     """What LagKV compares: [B, H, scored partitions, lag], keys and values averaged."""
     batch, heads, tokens, width = inputs.shape
-    partitions = (tokens - n_sink) // lag
+    partitions = (tokens - sinks) // lag
     total = np.zeros((batch, heads, partitions - 1, lag))
     for states in (inputs.keys, inputs.values):
-        body = states[:, :, n_sink : n_sink + partitions * lag].astype(np.float64)
+        body = states[:, :, sinks : sinks + partitions * lag].astype(np.float64)
         parts = body.reshape(batch, heads, partitions, lag, width)
         for p in range(partitions - 1):
             low = parts[:, :, p + 1].min(axis=-2, keepdims=True)
@@ -82,19 +82,19 @@ def _blurred(spread, ranks):
     return result
 
 
-def lagkv(inputs, budget, n_sink=4, lag=None):
+def lagkv(inputs, budget, sinks=4, lag=None):
     """Rank within the partition / lag; the tail newest first, sinks before it."""
     lag = min(128, max(4, budget // 4)) if lag is None else lag
     scores = FORCED + _newest_first(inputs)  # a short cache, or the tail
     tokens = scores.shape[-1]
-    if tokens >= n_sink + 2 * lag:
-        spread = lagkv_spread(inputs, n_sink, lag)
+    if tokens >= sinks + 2 * lag:
+        spread = lagkv_spread(inputs, sinks, lag)
         # Equal spreads: the newer token ranks higher, as everywhere.
         ranks = np.argsort(np.argsort(spread, axis=-1, kind="stable"), axis=-1)
         for b, h in np.ndindex(ranks.shape[:2]):
             blurred = _blurred(spread[b, h], ranks[b, h] / lag)
-            scores[b, h, n_sink : n_sink + blurred.size] = blurred.ravel()
-    for sink in range(min(n_sink, tokens)):
+            scores[b, h, sinks : sinks + blurred.size] = blurred.ravel()
+    for sink in range(min(sinks, tokens)):
         scores[..., sink] = 3 * FORCED - sink
     return scores
 
