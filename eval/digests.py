@@ -36,11 +36,9 @@ def file_digests(
     sources, loaded = policy_sources(policies).items(), policies_of(methods).items()
     digests = {label: sha256_file(source.folder / INDEX) for label, source in sources}
     digests |= {label: scorer.digest for label, scorer in loaded if scorer.digest}
-    components: list[Any] = []
-    for method in methods:
-        sides = method.scorer, method.allocator
-        components += [side for side in sides if side is not None]
-    for component in (*components, *map(find_task, expand_tasks(tasks))):
+    sides = [side for it in methods for side in (it.scorer, it.allocator) if side is not None]
+    components: list[Any] = [*sides, *map(find_task, expand_tasks(tasks))]
+    for component in components:
         if not isinstance(component, LearnedScorer) and (digest := OptionalParts(component).digest):
             digests[component.name] = digest
         module = type(component).__module__

@@ -266,9 +266,9 @@ def score_layers(scorer: Scorer, views: Iterable[View]) -> list[Tensor]:
             scored = scored.float()  # in which a larger number is infinite
             if bad := int((~(scored < torch.inf)).sum()):
                 what = f"{'NaN' if bool(scored.isnan().any()) else '+inf'} in layer {view.layer}"
+                count = f"{bad} of {scored.numel()} scores"
                 raise UsageError(
-                    f"{name} returned {what}: {bad} of {scored.numel()} scores; tokens that always "
-                    "stay have finite scores above all others"
+                    f"{name} returned {what}: {count}; what always stays is finite, too"
                 )
             if _versions(view) != before:
                 raise UsageError(f"{name} writes to its view: copy first (clone)")

@@ -237,17 +237,10 @@ def model_folder(tmp_path_factory):
     ).save_pretrained(folder)
     torch.manual_seed(3)
     config = Qwen2Config(
-        vocab_size=600,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        initializer_range=0.3,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
+        vocab_size=600, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024,
+        initializer_range=0.3, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
     Qwen2ForCausalLM(config).save_pretrained(folder)
     return folder
 

@@ -206,10 +206,7 @@ def next_candidates(search: Search, count: int) -> list[Method]:
 def _untried_values(
     space: SearchSpace, ranked: Sequence[Method], option: Option
 ) -> Sequence[Method | None]:
-    """The best setting with every value of an option that none of the settings has.
-
-    Where it can have none of them, the next best that can: h2o has windows with recents=false only.
-    """
+    """The best setting, or the next that can have it, with every untried value of an option."""
     tried = list(map(option.value, ranked))
     values = [value for value in space.grids(ranked[0])[option] if value not in tried]
     changed = ([_with_value(setting, option, value) for value in values] for setting in ranked)

@@ -180,10 +180,7 @@ class EvictingLayer(DynamicLayer):
         return self._attend(module, query, mask, options)
 
     def _visible_slots(self, tokens: int, options: Mapping[str, Any]) -> Tensor | None:
-        """[B, H or 1, T, S] bool: used slots of the storage that each of the new tokens sees.
-
-        None for all of them: one new token sees every slot, unless some are empty.
-        """
+        """[B, H or 1, T, S] bool: used slots that each new token sees; None where each sees all."""
         if tokens == 1 and not self._has_empty:
             return None
         return visibility.see_slots(self._used[2], options["position_ids"])

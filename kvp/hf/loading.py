@@ -169,10 +169,7 @@ def _source(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
 
 
 def _tokenizer(source: str, **options: Any) -> PreTrainedTokenizerBase:  # noqa: ANN401
-    """The tokenizer that the model's author saved: a generic class reads tokenizer.json alone.
-
-    AutoTokenizer would replace it by the class of the model's family (docs/decisions.md#tokenizer).
-    """
+    """The tokenizer as saved, not AutoTokenizer's class of the family (decisions.md#tokenizer)."""
     if "gguf_file" in options:
         return AutoTokenizer.from_pretrained(source, **options)
     declared = get_tokenizer_config(source, **options).get("tokenizer_class")

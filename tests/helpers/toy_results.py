@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
-from eval.results.comparison import compare_methods
+from eval.results.captions import describe_data
+from eval.results.comparison import compare_all, compare_methods
 from eval.results.folder import Results
+from eval.results.sentences import sentences
 from kvp.artifacts.files import JsonLines
 from kvp.artifacts.manifest import write_sealed_json
 
@@ -145,3 +147,38 @@ def compare_answers(records=None, **identity):
         records=tuple(answer_records() if records is None else records),
     )  # fmt: skip
     return compare_methods(results, "answers", "query_aware")
+
+
+LEARNED = {"policy": "seed0", "policy_seed": 0}
+IDENTITY = {"model": "nano", "length": 512, "split": "test", "seed": 3}
+
+
+def hand_record(method, budget, example="a", **fields):
+    return {
+        "method": method, "variant": "auto", "allocator": "uniform", "protected": False,
+        "policy": None, "protocol": "query_aware", "task": "niah_single_1", "budget_spec": budget,
+        "example": example, "score": None, "nll": None, "reply_tokens": None, "budget": 10,
+        "kept_tokens": 10, "cached_tokens": 100, **fields,
+    }  # fmt: skip
+
+
+def hand_answers(*scores, prompts=40, **fields):
+    """Records of every method at its budget; a score is that of all prompts, or those answered."""
+    return [
+        hand_record(method, budget, str(n), **fields, **(LEARNED if method == "kvp" else {}),
+                score=float(n in score) if isinstance(score, range) else score)
+        for method, budget, score in scores for n in range(prompts)
+    ]  # fmt: skip
+
+
+def compare_records(records, tuned=(), planned=(), **recorded):
+    results = Results(
+        folder=Path(), manifest={"planned": planned, "identity": IDENTITY, **recorded},
+        records=tuple(records), timing=(), tuned=tuned, notes=(),
+    )  # fmt: skip
+    return compare_all(results)
+
+
+def sentences_of(records, tuned=()):
+    comparison = compare_records(records, tuned)[0]
+    return "\n".join(each for each in sentences(comparison) if each != describe_data(comparison))

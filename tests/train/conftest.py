@@ -30,15 +30,10 @@ def synthetic_trace(index, split, *, tokens=TOKENS, noise=0):
         queries[head, ..., head % width] = 6.0
     keys, values = drawn.unflatten(1, (layers, heads))
     record = SequenceRecord(
-        index=index,
-        id=f"{split}-{index}",
-        task="synthetic",
-        split=split,
-        length=tokens,
-        context_length=min(CONTEXT, tokens - 20),
-        prompt_length=min(PROMPT, tokens - 10),
+        index=index, id=f"{split}-{index}", task="synthetic", split=split, length=tokens,
+        context_length=min(CONTEXT, tokens - 20), prompt_length=min(PROMPT, tokens - 10),
         token_ids=tuple(range(tokens)),
-    )
+    )  # fmt: skip
     return Trace(
         record=record, queries=queries.unflatten(0, (layers, heads)), keys=keys, values=values
     )

@@ -16,16 +16,9 @@ from train.training import RankerTraining
 
 RATE, DECAY, CLIP = 1e-2, 0.5, 2.0
 RECIPE = replace(
-    PAPER,
-    architecture="fourier",
-    hidden=8,
-    lr=RATE,
-    weight_decay=DECAY,
-    gradient_clip=CLIP,
-    contexts=1,
-    min_prefix=40,
-    warmup_steps=1,
-)
+    PAPER, architecture="fourier", hidden=8, lr=RATE, weight_decay=DECAY, gradient_clip=CLIP,
+    contexts=1, min_prefix=40, warmup_steps=1,
+)  # fmt: skip
 
 
 class GivenGradients(RankerTraining):
@@ -48,14 +41,9 @@ def training(store, recipe):
 
 def fit(module, steps, *callbacks):
     trainer = pl.Trainer(
-        accelerator="cpu",
-        max_steps=steps,
-        callbacks=list(callbacks),
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+        accelerator="cpu", max_steps=steps, callbacks=list(callbacks), logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning's about what it uses of torch
         trainer.fit(module)

@@ -161,10 +161,7 @@ def draw_town(rng: random.Random, split: str) -> str:
 
 
 def _sentence(step: Sequence[str], rng: random.Random, fixed: dict[str, str], split: str) -> str:
-    """Fill one of the templates; draw again while the sentence belongs to another split.
-
-    This ends because every step has a template with a name in it.
-    """
+    """Fill a template, again while another split has the sentence; each step has names to draw."""
     low, high = _PROSE_SHARES[split]
     lists = _lists()
     while True:

@@ -84,13 +84,9 @@ class Inputs:
         if needs.text:
             extras["text"] = self.text or ""
         return View(
-            layer=0,
-            keys=torch.from_numpy(self.keys),
-            values=torch.from_numpy(self.values),
-            positions=torch.arange(tokens).expand(batch, tokens),
-            budget=budget,
-            **extras,
-        )
+            layer=0, keys=torch.from_numpy(self.keys), values=torch.from_numpy(self.values),
+            positions=torch.arange(tokens).expand(batch, tokens), budget=budget, **extras,
+        )  # fmt: skip
 
     def _hidden_states(self, after):
         seen = self.hidden[:, min(after, self.hidden.shape[1] - 1) :].astype(np.float64)

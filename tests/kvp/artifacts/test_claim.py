@@ -11,13 +11,9 @@ from kvp.artifacts.manifest import Format, write_sealed_json
 from kvp.errors import ResultsError
 
 KIND = FolderKind(
-    noun="trial",
-    marker="manifest.json",
-    error=ResultsError,
-    format=Format("kvp-trial", 1),
-    begun=r"data/part-\d+",
-    optional=("digest", "data.sum"),
-)
+    noun="trial", marker="manifest.json", error=ResultsError, format=Format("kvp-trial", 1),
+    begun=r"data/part-\d+", optional=("digest", "data.sum"),
+)  # fmt: skip
 HEAD = {"format": "kvp-trial", "format_version": 1}
 IDENTITY = {"seed": 0, "data": {"length": 16}}
 

@@ -18,15 +18,9 @@ RECIPE = PRESETS["fourier"]
 
 def record(index=0, length=600, context=400, prompt=500):
     return SequenceRecord(
-        index=index,
-        id=str(index),
-        task="t",
-        split="train",
-        length=length,
-        context_length=context,
-        prompt_length=prompt,
-        token_ids=(0,) * length,
-    )
+        index=index, id=str(index), task="t", split="train", length=length, context_length=context,
+        prompt_length=prompt, token_ids=(0,) * length,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
