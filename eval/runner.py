@@ -21,7 +21,7 @@ from eval.prompts import Prompt
 from eval.record_fields import make_record, text_fields, tokens_per_head
 from eval.results.records import Record
 from kvp.grouping import group_by
-from kvp.hf import EvictingCache, Prefill, observe, prefill
+from kvp.hf import EvictingCache, Prefill, prefill, run_and_record
 from kvp.hf.decoding import decode_greedily, end_tokens, next_logits
 from kvp.hf.model_identity import model_identity, weights_digest
 from kvp.hf.shrink import all_tokens, gather
@@ -186,7 +186,7 @@ def measure_future_attention(runner: Runner, prompt: Prompt, start: Prefill) -> 
         reply = torch.tensor(answer)
     rest = prompt.ids[start.cache.get_seq_length() :]
     fed = torch.cat([rest, reply]).to(runner.model.device)
-    after = observe(runner.model, fed[None], cache=start.cache.fork())
+    after = run_and_record(runner.model, fed[None], cache=start.cache.fork())
     result = []
     for keys, before, later in zip(after.keys, start.queries, after.queries, strict=True):
         queries = torch.cat([before, later], dim=2)  # [1, Q, T, D], T tokens of prompt and reply

@@ -4,7 +4,7 @@ from kvp.hf.cache import EvictingCache
 from kvp.hf.eviction import evicting, prefill_and_evict
 from kvp.hf.loading import load_config, load_model, load_tokenizer
 from kvp.hf.model_config import geometry_of
-from kvp.hf.prefill import Prefill, observe, prefill
+from kvp.hf.prefill import Prefill, prefill, run_and_record
 from kvp.hf.scorer_inputs import ScorerInputs
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "load_config",
     "load_model",
     "load_tokenizer",
-    "observe",
     "prefill",
     "prefill_and_evict",
+    "run_and_record",
 ]

@@ -132,7 +132,7 @@ class Prefill:
 
 
 @torch.no_grad()
-def observe(
+def run_and_record(
     model: PreTrainedModel,
     input_ids: Tensor,
     *,
@@ -142,7 +142,7 @@ def observe(
     every_state: bool = False,
     fed_again: int = 0,
 ) -> Prefill:
-    """Feed `input_ids` [B, T] int64 (no padding) after `cache` and observe every layer.
+    """Feed `input_ids` [B, T] int64 (no padding) after `cache` and record what every layer sees.
 
     It keeps the queries of the last `queries` tokens fed (0: none). For each number in
     `hidden_after` it records statistics of the hidden states without that many first tokens; with
@@ -157,7 +157,7 @@ def observe(
     refuse_inside_block(model)
     cache = EvictingCache.of(model.config) if cache is None else cache
     if cache.evicted:
-        raise UsageError("observe needs a cache that still holds every token it has seen")
+        raise UsageError("run_and_record needs a cache that still holds every token it has seen")
     cache.recorder = QueryRecorder(queries) if queries else None
     states = HiddenRecorder(hidden_after, every=every_state) if hidden_after else None
     try:
@@ -190,7 +190,7 @@ def prefill(
     """
     all_needs = (needs,) if isinstance(needs, Needs) else tuple(needs)
     windows = [need.queries for need in all_needs]
-    observed = observe(
+    observed = run_and_record(
         model,
         input_ids,
         queries=ALL_QUERIES if ALL_QUERIES in windows else max(windows, default=0),

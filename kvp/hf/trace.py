@@ -21,7 +21,7 @@ from kvp.errors import UsageError
 from kvp.hf.cache_layers import untouched_layers
 from kvp.hf.decoding import end_tokens
 from kvp.hf.model_config import context_limit, geometry_of, rope_switch
-from kvp.hf.prefill import observe, prefill
+from kvp.hf.prefill import prefill, run_and_record
 from kvp.scoring import ALL_QUERIES, Needs, Reconstruction
 from kvp.store import SequenceRecord, Trace, planned_bytes
 
@@ -113,9 +113,9 @@ def _trace_sequence(
         for name in recorded.labels:
             labels[name] = _on_cpu(inputs.reconstruction(LABEL_PASSES[name])).float()
         if reply.shape[1]:
-            parts.append(observe(model, reply, cache=cache, queries=ALL_QUERIES))
+            parts.append(run_and_record(model, reply, cache=cache, queries=ALL_QUERIES))
     else:
-        parts = [observe(model, ids, queries=ALL_QUERIES)]
+        parts = [run_and_record(model, ids, queries=ALL_QUERIES)]
     last = parts[-1]  # its cache holds the keys and values of every part
     heads = last.keys[0].shape[1]
     queries = torch.cat([_on_cpu(part.queries) for part in parts], dim=2)  # [L, Q, T, D]

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from kvp.hf import load_model, observe
+from kvp.hf import load_model, run_and_record
 from kvp.hf.model_access import known_output_gram
 from kvp.hf.scorer_inputs import ScorerInputs
 from kvp.hf.trace import LABEL_PASSES, RecordingSettings, collect_all
@@ -128,7 +128,7 @@ def test_labels_are_the_scorer_inputs_of_the_prompt(run, model_folder, tmp_path,
     record = reader.record(1)
     model, tokenizer = load_model(str(model_folder))
     ids = torch.tensor([record.token_ids[: record.prompt_length]])
-    seen = observe(model, ids)
+    seen = run_and_record(model, ids)
     scorer_inputs = ScorerInputs(model, ids, seen.keys, seen.values, tokenizer=tokenizer)
     for name, spec in (("kvzip", Reconstruction()), ("kvzip_plus", Reconstruction(weighted=True))):
         expected = torch.cat(list(scorer_inputs.reconstruction(spec)))

@@ -17,7 +17,7 @@ from transformers import DynamicCache, GenerationConfig, pipeline
 
 from kvp import nano
 from kvp.errors import ModelError, UsageError
-from kvp.hf import evicting, observe, prefill_and_evict
+from kvp.hf import evicting, prefill_and_evict, run_and_record
 from kvp.hf.model_identity import describe_mismatch, weights_digest
 from kvp.scoring import Needs
 from policies import make_scorer
@@ -49,7 +49,7 @@ def test_wrapped_models_are_evicted_from(qwen, prompt, fixed, kind, generate):
         return
     cache = prefill_and_evict(wrapper, ids, fixed(40), 22)
     assert cache.layers[0].keys.shape[2] == 22
-    assert observe(wrapper, ids).cache.get_seq_length() == 40
+    assert run_and_record(wrapper, ids).cache.get_seq_length() == 40
     assert not qwen._forward_pre_hooks
 
 
@@ -94,7 +94,7 @@ def test_a_scorer_may_run_the_model(qwen, prompt, generate):
         needs, name = Needs(), "second_look"
 
         def score(self, view):
-            seen = observe(qwen, ids, queries=0)
+            seen = run_and_record(qwen, ids, queries=0)
             return seen.keys[view.layer].float().norm(dim=-1)
 
     with evicting(qwen, SecondLook(), 22):
@@ -343,7 +343,7 @@ def test_second_blocks_and_calls_without_a_cache_are_refused_inside_a_block(qwen
         with pytest.raises(UsageError, match="already inside"):
             evicting(qwen, fixed(40), 24)
         with pytest.raises(UsageError, match="already inside"):
-            observe(qwen, prompt(40))
+            run_and_record(qwen, prompt(40))
         qwen.config.use_cache = False
         with pytest.raises(UsageError, match="needs a cache"):
             qwen(prompt(40))

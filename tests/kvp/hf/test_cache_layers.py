@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from kvp.errors import UsageError
-from kvp.hf import EvictingCache, observe
+from kvp.hf import EvictingCache, run_and_record
 from kvp.hf.attention import QueryRecorder
 from kvp.hf.cache_layers import TAIL_GROWTH, EvictingLayer, RaggedLayer
 from kvp.hf.visibility import EMPTY
@@ -55,7 +55,7 @@ def feed(model, cache, ids, mask, cuts):
 
 
 def shrink_cache(model, ids, sets):
-    seen = observe(model, ids)
+    seen = run_and_record(model, ids)
     indices = [slots(sets, layer) for layer in range(3)]
     return EvictingCache.gather(seen.keys, seen.values, indices, seen=ids.shape[1])
 
@@ -127,7 +127,7 @@ def test_memory_is_that_of_the_tokens_kept():
 
 
 def test_positions_of_what_is_stored(qwen, prompt):
-    seen = observe(qwen, prompt(20))
+    seen = run_and_record(qwen, prompt(20))
     indices = torch.tensor([[[3, 7, 9], [5, -1, -1]], [[-1, 2, -1], [-1, -1, -1]]])
     cache = EvictingCache.gather(seen.keys, seen.values, [indices] * 3, seen=20)
     layer = cache.layers[1]
@@ -163,7 +163,7 @@ def test_nothing_evicted_is_bitwise_the_plain_model(model, prompt, padded):
 
 def test_bytes_are_those_of_the_tensors(model, prompt):
     head_dim = model.config.head_dim if model.config.model_type == "qwen3" else 8
-    seen = observe(model, prompt(80))
+    seen = run_and_record(model, prompt(80))
     per_token = 3 * 2 * head_dim * 4 * 2  # layers, heads, dimensions, bytes, key and value
     assert seen.cache.nbytes == 80 * per_token
     for layer in seen.cache.layers:  # not a window into a fused projection
@@ -180,7 +180,7 @@ def test_bytes_are_those_of_the_tensors(model, prompt):
 
 def test_tokens_already_cached_are_refused(qwen, prompt):
     ids, positions = prompt(20), torch.tensor([[19]])
-    for cache in (observe(qwen, ids).cache, shrink_cache(qwen, ids, uneven_sets(1, 20))):
+    for cache in (run_and_record(qwen, ids).cache, shrink_cache(qwen, ids, uneven_sets(1, 20))):
         with pytest.raises(UsageError, match="at least one prompt token"):
             qwen(ids[:, -1:], position_ids=positions, past_key_values=cache)
 
@@ -189,7 +189,7 @@ def test_rollback_odd_masks_dropout_gradients_and_autocast_are_refused(qwen, pro
     for mask in (torch.zeros(1, 1, 4, 4), torch.ones(1, 1, 4, 9, dtype=torch.bool)):
         with pytest.raises(UsageError, match="attention_mask must be 2-D"):
             qwen(prompt(4), attention_mask=mask, past_key_values=EvictingCache())
-    cache = observe(qwen, prompt(8)).cache
+    cache = run_and_record(qwen, prompt(8)).cache
     cache.crop(0)
     with pytest.raises(UsageError, match="rolled back"):
         cache.crop(-2)

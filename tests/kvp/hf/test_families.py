@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from kvp import prefill_and_evict
 from kvp.errors import ModelError, UsageError
-from kvp.hf import EvictingCache, geometry_of, observe
+from kvp.hf import EvictingCache, geometry_of, run_and_record
 from kvp.hf.attention import use_kvp_attention
 from kvp.hf.model_access import attention_modules
 from kvp.hf.model_checks import check_model
@@ -181,7 +181,7 @@ def drop_errors(model, ids, masked_logits):
     geometry = geometry_of(model.config)
     errors = []
     with use_kvp_attention(model):
-        seen = observe(model, ids[:, :CACHED])
+        seen = run_and_record(model, ids[:, :CACHED])
         for ragged in (False, True):
             kept = draw_tokens(geometry, ragged=ragged)
             width = max(len(head) for heads in kept for head in heads)
@@ -313,7 +313,7 @@ def test_recorded_tensors_are_what_attention_used(family, prompt):
     stock = DynamicCache(config=model.config)
     with torch.no_grad():
         attentions = model(ids, past_key_values=stock, output_attentions=True).attentions
-    seen = observe(model, ids)
+    seen = run_and_record(model, ids)
     causal = torch.ones(18, 18).tril().bool()
     for layer, expected in enumerate(attentions):
         keys, values = seen.keys[layer], seen.values[layer]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvp.errors import UsageError
-from kvp.hf import EvictingCache, evicting, observe, prefill_and_evict
+from kvp.hf import EvictingCache, evicting, prefill_and_evict, run_and_record
 from kvp.hf.attention import QueryRecorder
 
 pytestmark = pytest.mark.usefixtures("uninitialised_memory_is_nan")
@@ -20,7 +20,7 @@ def fresh(qwen, prompt, fixed, uneven):
 
     def make(kind):
         if kind == "full":
-            return observe(qwen, prompt(CONTEXT), queries=0).cache
+            return run_and_record(qwen, prompt(CONTEXT), queries=0).cache
         allocator = uneven() if kind == "ragged" else None
         return prefill_and_evict(qwen, prompt(CONTEXT), fixed(CONTEXT), 22, allocator=allocator)
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from kvp.errors import ModelError
-from kvp.hf import geometry_of, observe
+from kvp.hf import geometry_of, run_and_record
 from kvp.hf.model_access import known_output_gram, projected_norms, query_projection
 from kvp.hf.model_checks import check_model
 from kvp.hf.model_identity import describe_model, weights_digest
@@ -50,7 +50,7 @@ def roped(build):
 def _check(model, ids, attention_inputs, **close):
     """Project the states that enter each attention, rotate, and compare with its queries."""
     with attention_inputs(model) as states:
-        seen = observe(model, ids)
+        seen = run_and_record(model, ids)
     rope = rope_of(model, ids.shape[1])
     for index, entering in enumerate(states):
         before = query_projection(model, index)(entering)
@@ -150,7 +150,7 @@ def test_queries_that_are_not_projected_and_rotated_are_refused(build, one_line)
 
 def test_offloaded_weights_are_refused(roped, prompt, one_line):
     model = roped("linear").to("meta")
-    for call in (lambda: observe(model, prompt(20)), lambda: check_model(model)):
+    for call in (lambda: run_and_record(model, prompt(20)), lambda: check_model(model)):
         with one_line(ModelError, match="are offloaded"):
             call()
 

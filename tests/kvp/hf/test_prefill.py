@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvp.errors import UsageError
-from kvp.hf import EvictingCache, observe, prefill
+from kvp.hf import EvictingCache, prefill, run_and_record
 from kvp.hf.hidden_states import HiddenRecorder
 from kvp.scoring import ALL_QUERIES, Needs
 
@@ -37,21 +37,21 @@ def test_views_hold_what_was_declared_and_the_token_that_is_fed_again(qwen, prom
 
 def test_only_the_last_queries_are_recorded(qwen, prompt):
     ids = prompt(18)
-    everything = observe(qwen, ids)
-    recent = observe(qwen, ids, queries=5)
+    everything = run_and_record(qwen, ids)
+    recent = run_and_record(qwen, ids, queries=5)
     for mine, whole in zip(recent.queries, everything.queries, strict=True):
         assert torch.equal(mine, whole[:, :, 13:])
         assert mine.untyped_storage().nbytes() == mine.nbytes  # not a window into a longer tensor
-    assert observe(qwen, ids, queries=0).queries == ()
+    assert run_and_record(qwen, ids, queries=0).queries == ()
 
 
 def test_continuing_adds_keys_and_leaves_the_first_observation_alone(qwen, prompt):
     ids = prompt(90)
-    whole = observe(qwen, ids)
-    first = observe(qwen, ids[:, :20])
+    whole = run_and_record(qwen, ids)
+    first = run_and_record(qwen, ids[:, :20])
     before = [keys.clone() for keys in first.keys]
-    second = observe(qwen, ids[:, 20:25], cache=first.cache)
-    third = observe(qwen, ids[:, 25:], cache=second.cache)
+    second = run_and_record(qwen, ids[:, 20:25], cache=first.cache)
+    third = run_and_record(qwen, ids[:, 25:], cache=second.cache)
     assert third.cache is first.cache
     for layer in range(3):
         assert torch.equal(first.keys[layer], before[layer])
@@ -62,7 +62,7 @@ def test_continuing_adds_keys_and_leaves_the_first_observation_alone(qwen, promp
 
 def test_attention_and_recorder_are_given_back(qwen, prompt, monkeypatch):
     qwen.set_attn_implementation("sdpa")
-    cache = observe(qwen, prompt(8)).cache
+    cache = run_and_record(qwen, prompt(8)).cache
     assert qwen.config._attn_implementation == "sdpa"
     assert cache.recorder is None
 
@@ -71,7 +71,7 @@ def test_attention_and_recorder_are_given_back(qwen, prompt, monkeypatch):
 
     monkeypatch.setattr(qwen.model.layers[1].mlp, "forward", fail)
     with pytest.raises(RuntimeError, match="no more"):
-        observe(qwen, prompt(1), cache=cache)
+        run_and_record(qwen, prompt(1), cache=cache)
     assert qwen.config._attn_implementation == "sdpa"
     assert cache.recorder is None
 
@@ -98,7 +98,7 @@ def _close(result, states):
 
 def test_statistics_of_a_prompt(model, prompt, entering):
     ids = prompt(40, batch=2)
-    record = observe(model, ids, hidden_after=(4, 0)).hidden
+    record = run_and_record(model, ids, hidden_after=(4, 0)).hidden
     for layer, states in enumerate(entering(model, ids)):
         for after in (4, 0):
             _close(record.moments[after][layer], states[:, after:])
@@ -111,16 +111,16 @@ def test_statistics_of_several_passes_add_up(qwen, prompt, entering, monkeypatch
     ids = prompt(40)
     recorder = HiddenRecorder((4,))
     with recorder.recording(qwen):
-        cache = observe(qwen, ids[:, :25]).cache
-        observe(qwen, ids[:, 25:], cache=cache)
-    observe(qwen, ids)  # outside of the block: not recorded
+        cache = run_and_record(qwen, ids[:, :25]).cache
+        run_and_record(qwen, ids[:, 25:], cache=cache)
+    run_and_record(qwen, ids)  # outside of the block: not recorded
     for layer, states in enumerate(entering(qwen, ids)):
         _close(recorder.record.moments[4][layer], states[:, 4:])
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 4, 5])
 def test_short_prompts_count_their_last_token(qwen, prompt, entering, tokens):
-    record = observe(qwen, prompt(tokens), hidden_after=(4,)).hidden
+    record = run_and_record(qwen, prompt(tokens), hidden_after=(4,)).hidden
     _close(record.moments[4][1], entering(qwen, prompt(tokens))[1][:, -1:])
 
 
@@ -131,4 +131,4 @@ def test_what_was_not_observed_is_refused(qwen, prompt):
     kept = [torch.arange(4).expand(1, 2, -1)] * 3
     cache = EvictingCache.gather(seen.keys, seen.values, kept, seen=12)
     with pytest.raises(UsageError, match="every token"):
-        observe(qwen, prompt(1), cache=cache)
+        run_and_record(qwen, prompt(1), cache=cache)

@@ -6,7 +6,7 @@ import torch
 from transformers import DynamicCache
 
 from kvp.errors import ModelError, UsageError
-from kvp.hf import ScorerInputs, load_model, observe
+from kvp.hf import ScorerInputs, load_model, run_and_record
 from kvp.hf.rotary import rope_of
 from kvp.hf.scorer_inputs import noise_input, reconstruction_inputs, turn_change
 from kvp.scoring import Needs, Noise, Reconstruction
@@ -18,7 +18,7 @@ def tokenizer(letters):
 
 
 def _inputs(model, ids, tokenizer, **options):
-    seen = observe(model, ids)
+    seen = run_and_record(model, ids)
     return ScorerInputs(model, ids, seen.keys, seen.values, tokenizer=tokenizer, **options)
 
 
@@ -115,14 +115,14 @@ def test_noise_is_the_plain_models_attention(model, prompt, tokenizer, attention
 def test_model_and_cache_stay_as_they_were(model, prompt, tokenizer):
     model.set_attn_implementation("sdpa")
     ids, more = prompt(31), prompt(5, seed=8)
-    seen, twin = observe(model, ids), observe(model, ids)
+    seen, twin = run_and_record(model, ids), run_and_record(model, ids)
     scorer_inputs = ScorerInputs(model, ids, seen.keys, seen.values, tokenizer=tokenizer)
     scorer_inputs.reconstruction(Reconstruction(chunk=9, weighted=True))
     scorer_inputs.noise(Noise())
     _ = scorer_inputs.rope
     assert model.config._attn_implementation == "sdpa"
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
-    after, expected = (observe(model, more, cache=one.cache) for one in (seen, twin))
+    after, expected = (run_and_record(model, more, cache=one.cache) for one in (seen, twin))
     for name in ("keys", "values", "queries"):
         assert all(map(torch.equal, getattr(after, name), getattr(expected, name)))
     spec = Reconstruction()  # the cache has grown, the tokens of the inputs have not
@@ -161,7 +161,7 @@ def test_each_spec_is_computed_once(qwen, prompt, tokenizer):
 
 
 def test_a_missing_tokenizer_is_one_line(qwen, prompt, one_line):
-    seen = observe(qwen, prompt(12))
+    seen = run_and_record(qwen, prompt(12))
     bare = ScorerInputs(qwen, prompt(12), seen.keys, seen.values)
     for needs in (Needs(reconstruction=Reconstruction()), Needs(text=3)):
         with one_line(UsageError, match="needs the tokenizer: pass tokenizer="):

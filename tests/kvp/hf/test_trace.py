@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
 from kvp.data.sources import open_source
 from kvp.data.task import Sample, TaskSettings
 from kvp.errors import UsageError
-from kvp.hf import load_model, observe
+from kvp.hf import load_model, run_and_record
 from kvp.hf.trace import RecordingSettings, collect_all, continuations
 
 
@@ -40,7 +40,7 @@ def test_tensors_are_those_of_a_plain_forward_pass(loaded, model_folder):
     cache = DynamicCache(config=stock.config)
     with torch.no_grad():
         stock(ids, past_key_values=cache)
-    seen = observe(loaded[0], ids)
+    seen = run_and_record(loaded[0], ids)
     for index, layer in enumerate(cache.layers):
         torch.testing.assert_close(trace.keys[index], layer.keys[0], atol=2e-4, rtol=0)
         torch.testing.assert_close(trace.values[index], layer.values[0], atol=2e-4, rtol=0)
