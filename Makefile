@@ -13,7 +13,7 @@ WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); \
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 # What `make test-fast` leaves out: folders of whole programs and models, the files directly in tests,
-# and, wherever they are, files of runs (test_run*), of imports in processes, of kernels, of damage.
+# and, wherever they are, files of runs, of imports in processes, of kernels, of damage.
 SLOW_FOLDERS := recipes benchmarks golden eval/report kvp/hf
 SLOW_NAMES := test_run.py test_run_*.py test_import*.py test_*_kernel.py test_damage.py
 INSTALLED := $(VENV)/.installed
