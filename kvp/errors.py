@@ -3,9 +3,13 @@
 Bugs are not `KvpError`s: they keep their traceback. How a program ends: `kvp.program.exit_codes`.
 """
 
+import inspect
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 from textwrap import shorten
+
+from kvp.own_packages import NOT_A_USERS
 
 
 class KvpError(Exception):
@@ -72,3 +76,11 @@ def name_meant(name: str, names: Iterable[str], unlisted: Iterable[str] = ()) ->
     known = list(names)
     guess = did_you_mean(name, [*known, *unlisted])
     return f"{guess}; use {', '.join(known)} or package.module:Name"
+
+
+def warn_caller(text: str) -> None:
+    """Warn at the caller's line: the innermost outside of kvp and of installed packages."""
+    frame, level = inspect.currentframe(), 1
+    while frame and frame.f_back and frame.f_code.co_filename.startswith(NOT_A_USERS):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)

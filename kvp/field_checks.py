@@ -5,6 +5,7 @@ Checks are strict (no text is a number, no truth value a count) and refuse infin
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -12,7 +13,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from kvp.errors import first_line
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
-_CHECKS: dict[type, Mapping[str, TypeAdapter[Any]]] = {}
 
 
 def check_fields(thing: object, owner: str = "", error: type[Exception] = ValueError) -> None:
@@ -20,7 +20,7 @@ def check_fields(thing: object, owner: str = "", error: type[Exception] = ValueE
 
     Raises `error`, whose message begins with `owner`, by default the name of the class.
     """
-    for name in checks_of(type(thing), error):
+    for name in checks_of(type(thing), error):  # type: ignore[arg-type]
         value = check_value(type(thing), name, getattr(thing, name), owner, error)
         object.__setattr__(thing, name, value)
 
@@ -30,21 +30,19 @@ def check_value(
 ) -> Any:  # noqa: ANN401
     """A value as the field `name` of a dataclass has it, such as a float for 1; else `error`."""
     try:
-        return checks_of(kind, error)[name].validate_python(value)
+        return checks_of(kind, error)[name].validate_python(value)  # type: ignore[arg-type]
     except ValidationError as refused:
         parts = [part["msg"].removeprefix("Input should be ") for part in refused.errors()]
     wanted = " or ".join(dict.fromkeys(parts))
     raise error(f"{owner or kind.__name__}: {name} must be {wanted}, got {value!r:.60}")
 
 
+@cache
 def checks_of(kind: type, error: type[Exception] = ValueError) -> Mapping[str, TypeAdapter[Any]]:
     """The checks of a dataclass; `error` for an annotation that cannot be read."""
-    if kind not in _CHECKS:
-        try:
-            types = get_type_hints(kind, include_extras=True)
-        except (NameError, SyntaxError, TypeError) as problem:
-            what = f"{kind.__name__} has an annotation that cannot be read"
-            raise error(f"{what}: {first_line(problem)}") from None
-        names = [field.name for field in fields(kind)]
-        _CHECKS[kind] = {name: TypeAdapter(types[name], config=_STRICT) for name in names}
-    return _CHECKS[kind]
+    try:
+        types = get_type_hints(kind, include_extras=True)
+    except (NameError, SyntaxError, TypeError) as problem:
+        what = f"{kind.__name__} has an annotation that cannot be read"
+        raise error(f"{what}: {first_line(problem)}") from None
+    return {it.name: TypeAdapter(types[it.name], config=_STRICT) for it in fields(kind)}

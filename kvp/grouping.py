@@ -1,4 +1,4 @@
-"""Things in groups."""
+"""Grouping by a key, in order."""
 
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar

@@ -6,10 +6,8 @@ for them in the working folder and on PYTHONPATH first; `import_own` and, in pro
 """
 
 import importlib
-import inspect
 import os
 import sys
-import warnings
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -50,11 +48,3 @@ def import_own(name: str) -> ModuleType:
         return importlib.import_module(name)
     finally:
         sys.meta_path.remove(_OwnPackages)
-
-
-def warn_caller(text: str) -> None:
-    """Warn at the caller's line: the innermost outside of kvp and of installed packages."""
-    frame, level = inspect.currentframe(), 1
-    while frame and frame.f_back and frame.f_code.co_filename.startswith(NOT_A_USERS):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)

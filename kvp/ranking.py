@@ -115,6 +115,14 @@ class Choice(NamedTuple):
     allocator: Allocator | None = None
 
 
+def select_tokens(
+    views: Callable[[int], Iterable[View]], scorer: Scorer, choice: Choice
+) -> list[Tensor]:
+    """The tokens that stay by one choice: [L, H, S] for every prompt (`score_and_select`)."""
+    ((_, tokens),) = score_and_select(views, scorer, [choice])
+    return tokens
+
+
 @torch.no_grad()
 def score_and_select(
     views: Callable[[int], Iterable[View]], scorer: Scorer, choices: Sequence[Choice]

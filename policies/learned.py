@@ -16,10 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvp.errors import PolicyError
+from kvp.errors import PolicyError, warn_caller
 from kvp.geometry import Geometry
 from kvp.names import CALIBRATED, LEARNED
-from kvp.own_packages import warn_caller
 from kvp.scoring import Needs, View
 from policies.ranker import RECENT_QUERIES, HeadRankers, recent_features
 from policies.sources import PolicySource

@@ -107,19 +107,13 @@ def save_policy(
         files[name] = {"sha256": digest, "bytes": size}
     hyperparameters = spec.to_dict()
     content: dict[str, Any] = {
-        **FORMAT.head,
-        "architecture": hyperparameters.pop("architecture"),
-        "hyperparameters": hyperparameters,
-        "geometry": geometry.to_dict(),
+        **FORMAT.head, "architecture": hyperparameters.pop("architecture"),
+        "hyperparameters": hyperparameters, "geometry": geometry.to_dict(),
         "heads": None if meta.heads is None else [heads.start, heads.stop],
-        "model": dict(meta.model),
-        "rope": "post",
-        "weights": weights,
-        "files": files,
+        "model": dict(meta.model), "rope": "post", "weights": weights, "files": files,
         "calibration": None if calibration is None else calibration.to_dict(),
-        "training": dict(meta.training),
-        "held_out": [dict(metrics) for metrics in meta.held_out],
-    }
+        "training": dict(meta.training), "held_out": [dict(metrics) for metrics in meta.held_out],
+    }  # fmt: skip
     write_sealed_json(target / INDEX, content)
 
 

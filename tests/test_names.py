@@ -85,4 +85,4 @@ def test_kvp_names_no_module_of_policies():
                 return {alias.name for alias in node.names} & {*kvp.__all__}
 
     found = [(m, ast.unparse(n)) for m, n in NODES if m.startswith("kvp.") and goes_around(n)]
-    assert found == [("kvp.vllm.plugin", "from kvp import resolve_method")]
+    assert found == [("kvp.vllm.settings", "from kvp import resolve_method")]

@@ -98,7 +98,7 @@ class OptimizerSettings(Group):
     """Optimizer."""
 
     steps: Positive = 600
-    """Optimiser steps."""
+    """Optimizer steps."""
     optimizer: Literal["adamw", "muon"] = "muon"
     """adamw, or muon (its steps for the weight matrices, AdamW's for the rest)."""
     lr: float = 1e-2

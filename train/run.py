@@ -50,7 +50,7 @@ def _export(job: Job, module: RankerTraining) -> None:
             f"training diverged: weights are not finite after {job.recipe.steps} steps; lower --lr "
             f"(now {job.recipe.lr:g}), in a new --out"
         )
-    if hasattr(load_objective(job.recipe.objective), "shift_invariant"):
+    if getattr(load_objective(job.recipe.objective), "shift_invariant", False):
         best.get_parameter("score_bias").zero_()
     target = calibration_target(job.recipe.label)
     source = job.use_label(TARGET_LABELS.get(target, target))

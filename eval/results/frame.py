@@ -16,7 +16,7 @@ from eval.results.estimates import CellKey, Cells, full_of
 from eval.results.folder import Results, load_results
 from eval.results.sentences import sentences
 from eval.results.stats import Interval, holm
-from kvp.own_packages import warn_caller
+from kvp.errors import warn_caller
 
 OVERALL = "all"
 """`task` of the rows over all usable tasks."""

@@ -247,15 +247,10 @@ def classification(prediction: str, references: Sequence[str], classes: Sequence
 
 
 METRICS: Mapping[str, Metric] = {
-    "all": string_match_all,
-    "part": string_match_part,
-    "exact": exact_match,
-    "f1": token_f1,
-    "rouge_l": rouge_l,
-    "rouge_recall": rouge_recall,
-    "number": number_match,
+    "all": string_match_all, "part": string_match_part, "exact": exact_match, "f1": token_f1,
+    "rouge_l": rouge_l, "rouge_recall": rouge_recall, "number": number_match,
     "code": code_similarity,
-}
+}  # fmt: skip
 BENCHMARK_METRICS: Mapping[str, Metric] = {
     "contains": contains,
     "share_of_numbers": share_of_numbers,

@@ -27,10 +27,10 @@ Turn = Mapping[str, str]
 _DIGITS = 8
 """Hexadecimal digits in the name of a context that several samples share."""
 _CONTEXT = re.compile(rf"@[0-9a-f]{{{_DIGITS}}}$")
-NOT_CONTENT = {"digest": "never"}
-"""Metadata of a sample's fields that its digest is not of."""
-NEWER = {"digest": "changed"}
-"""Metadata of those that it is of where they are not the default, so that older digests hold."""
+NOT_DIGESTED = {"digest": "never"}
+"""Metadata of fields of a sample that its digest leaves out."""
+DIGESTED_IF_CHANGED = {"digest": "changed"}
+"""Metadata of fields that it has where they are not the default, so that older digests hold."""
 INPUT_FLAGS = ("essays", "squad", "hotpotqa", "chat", "text", "data")
 """Settings that name files that prompts come from: their content is part of a run's identity."""
 
@@ -50,10 +50,10 @@ def context_key(sample_id: str) -> str:
 class Sample:
     """A prompt, either as a chat (`messages`) or as context, question and answer prefix."""
 
-    id: str = field(metadata=NOT_CONTENT)
+    id: str = field(metadata=NOT_DIGESTED)
     """Unique within a run: task, split, seed and index, and the name of a shared context."""
     task: str
-    split: str = field(metadata=NOT_CONTENT)
+    split: str = field(metadata=NOT_DIGESTED)
     """`train`, `validation` or `test`; `all` where every row of a file is used."""
     messages: tuple[Mapping[str, Any], ...] | None = None
     """A chat, whose last turn is the assistant's reply."""
@@ -65,21 +65,21 @@ class Sample:
     """First text of the assistant turn, given to the model."""
     references: tuple[str, ...] = ()
     """Strings a right answer contains."""
-    max_new_tokens: Positive = field(default=REPLY_TOKENS, metadata=NOT_CONTENT)
+    max_new_tokens: Positive = field(default=REPLY_TOKENS, metadata=NOT_DIGESTED)
     metric: str = "none"
     """A name of `kvp.data.metrics`; with `none` the likelihood of the reply is measured."""
     reply: str = ""
     """Reference continuation after `answer_prefix`; empty when unknown."""
-    token_ids: tuple[int, ...] = field(default=(), metadata=NEWER)
+    token_ids: tuple[int, ...] = field(default=(), metadata=DIGESTED_IF_CHANGED)
     """Running text that is given as tokens, instead of everything above: the prompt."""
-    reply_token_ids: tuple[int, ...] = field(default=(), metadata=NEWER)
+    reply_token_ids: tuple[int, ...] = field(default=(), metadata=DIGESTED_IF_CHANGED)
     """The tokens that follow `token_ids`."""
-    chat_template: bool = field(default=True, metadata=NEWER)
+    chat_template: bool = field(default=True, metadata=DIGESTED_IF_CHANGED)
     """Whether the prompt gets the tokenizer's chat template; else it is plain text."""
-    classes: tuple[str, ...] = field(default=(), metadata=NEWER)
+    classes: tuple[str, ...] = field(default=(), metadata=DIGESTED_IF_CHANGED)
     """Every class that an answer may name, for the metric `classification`."""
     labels: Mapping[str, str | bool | int | float] = field(
-        default_factory=dict, metadata=NOT_CONTENT
+        default_factory=dict, metadata=NOT_DIGESTED
     )
     """What else tells prompts apart in records: `depth`, `prompt_length`, `turn`."""
 

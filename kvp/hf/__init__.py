@@ -8,15 +8,6 @@ from kvp.hf.prefill import Prefill, prefill, run_and_record
 from kvp.hf.scorer_inputs import ScorerInputs
 
 __all__ = [
-    "EvictingCache",
-    "Prefill",
-    "ScorerInputs",
-    "evicting",
-    "geometry_of",
-    "load_config",
-    "load_model",
-    "load_tokenizer",
-    "prefill",
-    "prefill_and_evict",
-    "run_and_record",
-]
+    "EvictingCache", "Prefill", "ScorerInputs", "evicting", "geometry_of", "load_config",
+    "load_model", "load_tokenizer", "prefill", "prefill_and_evict", "run_and_record",
+]  # fmt: skip

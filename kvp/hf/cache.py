@@ -77,7 +77,7 @@ class EvictingCache(Cache):
             raise UsageError(
                 "past_key_values was filled outside of evicting(...): pass the whole prompt"
             )
-        vars(cache).clear()
+        vars(cache).clear()  # in place: the caller keeps this object and passes it on
         vars(cache).update(vars(cls.of(config)))
         cache.__class__ = cls
         assert isinstance(cache, EvictingCache)

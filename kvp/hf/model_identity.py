@@ -11,11 +11,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvp.artifacts.files import digest_json
 from kvp.artifacts.manifest import recorded_name
-from kvp.errors import ModelError
+from kvp.errors import ModelError, warn_caller
 from kvp.hf.model_config import geometry_of
 from kvp.hf.rotary import restore_rope, rotary_of
 from kvp.names import NANO
-from kvp.own_packages import warn_caller
 from kvp.scoring import Scorer, ScorerParts, label_of
 
 

@@ -151,7 +151,7 @@ class ScorerInputs:
         return str(tokenizer.decode(ids[-last:].tolist(), skip_special_tokens=True))
 
     def _repeat_context(self, spec: Reconstruction) -> tuple[Tensor, ...]:
-        tokenizer = self._known_tokenizer("replaying the context (kvzip, contrastkv)")
+        tokenizer = self._known_tokenizer("repeating the context")
         signals = [keys.new_zeros(keys.shape[:3], dtype=torch.float32) for keys in self.keys]
         ids = self.token_ids.to(self.keys[0].device)
         for part, fed in reconstruction_inputs(ids, tokenizer, spec.chunk):

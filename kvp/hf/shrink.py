@@ -12,7 +12,7 @@ of the latest ones. Methods that read the whole prompt once more, or statistics 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 import torch.nn.functional as F
@@ -20,14 +20,13 @@ from torch import Tensor
 
 from kvp.allocation import Allocator, AllocatorParts
 from kvp.budgets import Budget
-from kvp.errors import UsageError
+from kvp.errors import UsageError, warn_caller
 from kvp.hf.cache import EvictingCache
 from kvp.hf.prefill import Prefill, split_batch
 from kvp.hf.scorer_inputs import whole_prompt_input
 from kvp.hf.visibility import EMPTY
-from kvp.own_packages import warn_caller
 from kvp.protection import Protection, check_budget
-from kvp.ranking import EMPTY_SLOT, Choice, Selection, score_and_select
+from kvp.ranking import EMPTY_SLOT, Choice, Selection, select_tokens
 from kvp.scoring import ALL_QUERIES, Needs, Scorer, View, needs_of, score_layers, sizes_of
 
 
@@ -72,7 +71,7 @@ def shrink(
         chosen = [all_tokens(part)] * part.keys[0].shape[0]
         if rule.allocator is not None or budget < part.tokens:
             choice = Choice(budget, rule.protection, rule.allocator)
-            ((_, chosen),) = score_and_select(partial(part.views, needs), rule.scorer, [choice])
+            chosen = select_tokens(partial(part.views, needs), rule.scorer, choice)
         kept += [torch.where(tokens == EMPTY_SLOT, tokens, tokens + pad) for tokens in chosen]
     if all(tokens.shape[-1] == columns and bool((tokens != EMPTY_SLOT).all()) for tokens in kept):
         return
@@ -167,7 +166,7 @@ class _LayerOfEntry:
     queries: Tensor | None
     """[Q, W, D] of the latest W tokens."""
 
-    @property
+    @cached_property
     def slots(self) -> list[Tensor]:
         """The slots of every head that hold a token, in order."""
         return [present.nonzero()[:, 0] for present in self.positions < EMPTY]

@@ -30,7 +30,7 @@ from kvp.geometry import Geometry
 from kvp.llamacpp.decoder import Decoder
 from kvp.llamacpp.state import SequenceState
 from kvp.protection import Protection, kept_tokens, protection_of
-from kvp.ranking import Choice, score_and_select
+from kvp.ranking import Choice, select_tokens
 from kvp.scoring import Scorer, View, check_scorer, needs_of
 
 LONGEST = 1 << 20
@@ -167,7 +167,7 @@ def shrink(
 
 
 def _read_anew_before(floor: int, reference: Callable[[], Any]) -> None:
-    """Let a llama read a prompt anew that leaves what it holds before `floor` tokens."""
+    """Replace `eval`: a prompt that diverges before `floor`, where heads differ, is read anew."""
 
     def read(tokens: Sequence[int]) -> None:
         llama = reference()
@@ -278,7 +278,7 @@ class _Evictor(NamedTuple):
             return self.decoder.views(state, needs, budget, tokens, positions, unbroken)
 
         choice = Choice(keep, self.protection)
-        ((_, (selected,)),) = score_and_select(views, self.scorer, [choice])
+        (selected,) = select_tokens(views, self.scorer, choice)
         best = selected.numpy()
         self.decoder.write(state.take(best))
         own = np.take_along_axis(positions, best, -1)

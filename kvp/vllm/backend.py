@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 
 from kvp.errors import UsageError
-from kvp.vllm.plugin import BACKENDS, LAYOUT, holds_uneven
+from kvp.vllm.plugin import BACKENDS, LAYOUT
+from kvp.vllm.settings import holds_uneven
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import (

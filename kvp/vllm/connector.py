@@ -25,8 +25,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.version import __version__
 
 from kvp.vllm.engine import EngineModel
-from kvp.vllm.plugin import LAYOUT, holds_uneven, settings_of
+from kvp.vllm.plugin import LAYOUT
 from kvp.vllm.scheduler import Scheduler
+from kvp.vllm.settings import ConnectorSettings, holds_uneven
 from kvp.vllm.work import Saved, Work, logger
 from kvp.vllm.worker import Worker
 
@@ -52,12 +53,11 @@ class KvpConnector(KVConnectorBase_V1):
         if device != "cpu" or not __version__.startswith("0.32."):
             here = f"vLLM {__version__} on {device}"
             logger.warning("kvp contexts were tried on CPUs with vLLM 0.32, not with %s", here)
-        if not (folder := settings_of(vllm_config).get("contexts")):
-            raise ValueError('kv_connector_extra_config needs "contexts", the folder of the files')
+        settings = ConnectorSettings.of(vllm_config)
         if role == KVConnectorRole.WORKER:
-            self._worker = Worker(vllm_config, model, Path(folder))
+            self._worker = Worker(vllm_config, model, settings)
         else:
-            self._scheduler = Scheduler(model, Path(folder))
+            self._scheduler = Scheduler(model, Path(settings.contexts))
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:

@@ -19,7 +19,7 @@ from kvp.model_fingerprint import can_turn, is_norm, norms_digest, rope_facts
 from kvp.rope import Rope
 from kvp.rope_parameters import rope_of_parameters
 from kvp.scoring import Needs, Scorer, needs_of
-from kvp.vllm.plugin import configured_method, holds_uneven
+from kvp.vllm.settings import configured_method, holds_uneven
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -37,8 +37,8 @@ def policy_of(name: str, geometry: Geometry) -> tuple[Scorer, Allocator | None]:
     if unmet := vars(replace(needs_of(scorer), budget=False)).items() - vars(Needs()).items():
         raise UsageError(
             f"{name} reads {', '.join(sorted(dict(unmet)))}, which engines do not show: take what "
-            "reads keys and values alone, such as smollm2-135m-instruct-kv, keydiff or knorm, or "
-            "train a policy with --inputs key,value,position,distance"
+            "reads keys and values alone, such as keydiff or knorm, or train a policy with "
+            " --inputs key,value,position,distance"
         )
     check_fits_model(scorer, geometry, allocator)
     return scorer, allocator
@@ -48,7 +48,7 @@ class EngineModel:
     """The model of an engine, which contexts have to fit."""
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-        """Raise ValueError where the engine could answer from no context as transformers does."""
+        """Raise UsageError where the engine could answer from no context as transformers does."""
         self._config = model = vllm_config.model_config
         self.uneven = holds_uneven(vllm_config)
         block_size = vllm_config.cache_config.block_size
@@ -73,7 +73,7 @@ class EngineModel:
         )  # fmt: skip
         for condition, why in refusals:
             if condition:
-                raise ValueError(f"kvp contexts: {why}")
+                raise UsageError(f"kvp contexts: {why}")
         self.positions = int(text.max_position_embeddings)
         self.vocabulary = int(text.vocab_size)
         self.geometry = Geometry(

@@ -17,11 +17,12 @@ from kvp.budgets import parse_budget
 from kvp.contexts import SUFFIX, Context, pack_context, plan_context, read_context
 from kvp.errors import ContextError, KvpError, UsageError, one_line
 from kvp.protection import Protection
-from kvp.ranking import EMPTY_SLOT, score_and_select
+from kvp.ranking import EMPTY_SLOT, select_tokens
 from kvp.scoring import View
 from kvp.vllm.backend import HeadPool, Step, set_step
 from kvp.vllm.engine import BlockLayout, EngineModel, policy_of
-from kvp.vllm.plugin import BACKENDS, settings_of
+from kvp.vllm.plugin import BACKENDS
+from kvp.vllm.settings import ConnectorSettings
 from kvp.vllm.work import Load, Save, Saved, Work, logger
 
 if TYPE_CHECKING:
@@ -31,14 +32,13 @@ if TYPE_CHECKING:
 class Worker:
     """Loads context files of one folder into the engine's blocks, and writes files of prompts."""
 
-    def __init__(self, vllm_config: VllmConfig, model: EngineModel, folder: Path) -> None:
+    def __init__(self, config: VllmConfig, model: EngineModel, settings: ConnectorSettings) -> None:
         """Raise UsageError or PolicyError where the engine cannot compress with the policy."""
-        self._config, self._model, self._folder = vllm_config, model, folder
-        extra = settings_of(vllm_config)
-        self._block_size = vllm_config.cache_config.block_size
-        self._memory_bytes = float(extra.get("memory_gb", 4.0)) * 1e9
+        self._config, self._model, self._folder = config, model, Path(settings.contexts)
+        self._block_size = config.cache_config.block_size
+        self._memory_bytes = settings.memory_gb * 1e9
         self._contexts = LRUCache[str, Context](self._memory_bytes, attrgetter("facts.nbytes"))
-        self._method = policy_of(extra["policy"], model.geometry) if "policy" in extra else None
+        self._method = settings.policy and policy_of(settings.policy, model.geometry)
         self._layers: dict[int, Any] = {}
         self._layout: BlockLayout | None = None
         self._pool: HeadPool | None = None
@@ -49,10 +49,7 @@ class Worker:
         """What `save` has saved."""
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
-        """Find the cache of all layers.
-
-        Raises UsageError for another layout than `LAYOUT`, ValueError for other backends or caches.
-        """
+        """Find the cache of all layers; UsageError for another layout, backend or cache."""
         if not self._model.uneven:
             return
         config = self._config.compilation_config.static_forward_context
@@ -61,7 +58,7 @@ class Worker:
         ours = all(hasattr(config[name].impl, "single_head") for name in kv_caches)
         layers = sorted(map(pool.layer, caches)) == [*range(self._model.geometry.layers)]
         if not ours or not layers or pool.layers != len(caches):
-            raise ValueError(
+            raise UsageError(
                 "kvp contexts: uneven counts need one of vLLM's attention backends "
                 f"{', '.join(BACKENDS)}, with kvp installed beside vLLM and no other cache in it"
             )
@@ -131,12 +128,12 @@ class Worker:
             self.saved.answers[save.request] = answer
 
     def _compress(self, save: Save) -> dict[str, Any]:
-        if self._method is None:
+        if not self._method:
             raise UsageError('kv_connector_extra_config has no "policy" to compress with')
         scorer, allocator = self._method
         tokens, budget = len(save.token_ids), parse_budget(save.budget)
         choice, facts = plan_context(scorer, budget, tokens, Protection(), allocator)
-        ((_, (stay,)),) = score_and_select(partial(self._views, save), scorer, [choice])
+        (stay,) = select_tokens(partial(self._views, save), scorer, choice)
         stay = stay.masked_fill(stay == EMPTY_SLOT, tokens)  # [L, H, S]
         kept = torch.zeros(*stay.shape[:2], tokens + 1, dtype=torch.bool, device=stay.device)
         kept = kept.scatter(2, stay, value=True)[..., :tokens]

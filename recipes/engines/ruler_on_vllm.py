@@ -45,7 +45,7 @@ from kvp.hf.shrink import gather
 from kvp.names import FULL
 from kvp.protection import Protection
 from kvp.ranking import score_and_select
-from kvp.vllm.plugin import configured_method
+from kvp.vllm.settings import configured_method
 
 NEW_TOKENS, SEED = 64, 6201
 

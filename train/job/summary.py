@@ -88,7 +88,7 @@ def print_summary(result: HeldOut, best_step: Tensor, geometry: Geometry, heads:
     elif skills:
         print(
             f"More skill than the best attention-free heuristic on "
-            f"{len(skills) - result.losing_heads()} of {len(skills)} heads."
+            f"{len(skills) - result.count_losing_heads()} of {len(skills)} heads."
         )
 
 

@@ -58,15 +58,17 @@ class HeldOut:
         return heads
 
     def best_heuristics(self) -> list[tuple[str, float] | None]:
-        """Best heuristic of every head and its skill; None without signal."""
+        """Best heuristic of every head and its skill; None without signal or heuristics."""
         names = list(self.heuristics)
+        if not names:
+            return [None] * len(self.skill)
         skills, indices = torch.stack([*self.heuristics.values()]).max(0)
         return [
             None if math.isnan(skill) else (names[index], skill)
             for skill, index in zip(skills.tolist(), indices.tolist(), strict=True)
         ]
 
-    def losing_heads(self) -> int:
+    def count_losing_heads(self) -> int:
         """Number of heads on which the best heuristic has more skill than the policy."""
         skills = zip(self.skill.tolist(), self.best_heuristics(), strict=True)
         return sum(best is not None and best[1] > skill for skill, best in skills)

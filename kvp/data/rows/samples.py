@@ -119,14 +119,14 @@ class _SampleMaker:
         def prompt_tokens(turns: Sequence[Turn]) -> int:
             return self.count(replace(self.blank, messages=tuple(turns)))
 
-        def left_out(dialogue: Document | None, tokens: int) -> None:
-            if dialogue is not None:
-                self.skipped.append((dialogue.location, self._excess(tokens)))
-            else:
-                why = f"of {tokens} tokens is shorter than half of --length {length}"
-                self.skipped.append(("a chat", f"{why}; a smaller one keeps it"))
+        def too_long(dialogue: Document, tokens: int) -> None:
+            self.skipped.append((dialogue.location, self._excess(tokens)))
 
-        for turns in pack(in_rounds(dialogues), prompt_tokens, length, left_out):
+        def too_short(tokens: int) -> None:
+            why = f"of {tokens} tokens is shorter than half of --length {length}"
+            self.skipped.append(("a chat", f"{why}; a smaller one keeps it"))
+
+        for turns in pack(in_rounds(dialogues), prompt_tokens, length, too_long, too_short):
             references = () if metric == NONE else (turns[-1]["content"],)
             yield replace(self.blank, messages=turns, metric=metric, references=references)
 
@@ -135,13 +135,8 @@ class _SampleMaker:
         metric = self.settings.metric or asked.metric
         answers = asked.references if metric == "all" else asked.references[:1]
         space = "" if not answers or asked.answer_prefix[-1:].isspace() else " "
-        return replace(
-            asked,
-            split=self.settings.split,
-            task=asked.task or self.blank.task,
-            metric=metric,
-            reply=space + ", ".join(answers),
-        )
+        reply, task = space + ", ".join(answers), asked.task or self.blank.task
+        return replace(asked, split=self.settings.split, task=task, metric=metric, reply=reply)
 
     def _fault(self, sample: Sample) -> str | None:
         """Why a sample is left out; None where it can be used."""
@@ -199,14 +194,15 @@ def pack(
     dialogues: Sequence[Document],
     prompt_tokens: Callable[[Sequence[Turn]], int],
     length: int,
-    left_out: Callable[[Document | None, int], None],
+    too_long: Callable[[Document, int], None],
+    too_short: Callable[[int], None],
 ) -> Iterator[tuple[Turn, ...]]:
     """Chats of at most `length` prompt tokens, filled with one exchange after the other.
 
     A dialogue that does not fit to its end is cut there and its rest dropped; the next one goes on
     in the same chat where that is below half of `length`, else opens a new one. One whose first
-    exchange is too long for a chat of its own is left out, and `left_out` gets it and its tokens;
-    of a chat of less than half of `length`, such as a last one, it gets None and the tokens.
+    exchange is too long for a chat of its own is left out, and `too_long` gets it and its tokens;
+    of a chat of less than half of `length`, such as a last one, `too_short` gets the tokens.
     Dialogues of one tree have a beginning in common and never share a chat: the next one of another
     tree comes first, and where there is none the chat ends.
     """
@@ -228,7 +224,7 @@ def pack(
         index = next((number for number in waiting if trees[number] not in inside), None)
         turns = () if index is None else waiting.pop(index).turns
         if index is not None and (tokens := prompt_tokens(turns[:2])) > length:
-            left_out(dialogues[index], tokens)
+            too_long(dialogues[index], tokens)
             continue
         longer = with_exchanges(chat, turns)
         added = len(longer) - len(chat)
@@ -241,7 +237,7 @@ def pack(
         if 2 * (tokens := prompt_tokens(longer)) >= length:
             yield tuple(longer)
         else:
-            left_out(None, tokens)
+            too_short(tokens)
         # A dialogue that has not begun in the chat just filled opens the next one.
         chat = [] if added else with_exchanges([], turns)
         inside = set() if added or index is None else {trees[index]}

@@ -12,7 +12,7 @@ import torch
 
 from kvp.errors import UsageError
 from kvp.vllm.backend import HeadPool, Step, UnevenRequest, extend_backend, head_tables, set_step
-from kvp.vllm.plugin import holds_uneven
+from kvp.vllm.settings import holds_uneven
 
 LAYERS, HEADS, GROUP, WIDTH, BLOCK = 3, 2, 2, 32, 16
 SCALE = WIDTH**-0.5
@@ -224,15 +224,15 @@ def test_other_layouts_are_refused():
         ("kvp.vllm.connector", {"num_threads": 4}, False),
         ("lmcache.connector", {"policy": "nano+global"}, False),
         (None, {}, False),
-        ("kvp.vllm.connector", {"uneven": "false"}, "'uneven' must be a bool, not 'false'"),
-        ("kvp.vllm.connector", {"memory_gb": True}, "'memory_gb' must be a float, not True"),
+        ("kvp.vllm.connector", {"uneven": "false"}, "uneven must be a valid boolean, got 'false'"),
+        ("kvp.vllm.connector", {"memory_gb": True}, "memory_gb must be a valid number, got True"),
         ("kvp.vllm.connector", {"polcy": "nano"}, "'polcy' is unknown .did you mean policy"),
     ],
 )
 def test_only_servers_whose_heads_share_a_budget_hold_uneven_counts(module, extra, expected):
     transfer = module and SimpleNamespace(
-        kv_connector_module_path=module, kv_connector_extra_config=extra
+        kv_connector_module_path=module, kv_connector_extra_config={"contexts": "c", **extra}
     )
     refused = isinstance(expected, str)
-    with pytest.raises(ValueError, match=expected) if refused else nullcontext():
+    with pytest.raises(UsageError, match=expected) if refused else nullcontext():
         assert holds_uneven(SimpleNamespace(kv_transfer_config=transfer)) is expected

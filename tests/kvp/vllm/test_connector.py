@@ -213,7 +213,7 @@ def test_heads_of_other_counts_are_refused(made, start, tmp_path):
     assert len(logged) == 1
     for wrong in ({"ranks": 2}, {"block_size": 64}, {"cache": "int8_per_token_head"}):
         said = "one worker" if "ranks" in wrong else "uneven counts"
-        with pytest.raises(ValueError, match=f"kvp contexts: .*{said}"):
+        with pytest.raises(UsageError, match=f"kvp contexts: .*{said}"):
             start(tmp_path, "knorm+ada", **wrong)
     logged.clear()
     _, connector, _, logged = start(tmp_path, "knorm+ada")

@@ -75,7 +75,8 @@ def test_evaluation_names_the_head_that_a_heuristic_ranks_better(rankers):
     geometry = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
     result = validate_rankers(rankers, iter([one]), geometry=geometry, heads=range(2))
     assert torch.equal(result.skill, validate_rankers(rankers, [one]).skill)
-    assert result.losing_heads() >= 1
+    assert result.count_losing_heads() >= 1
+    assert validate_rankers(rankers, [one]).best_heuristics() == [None, None]
     head = result.per_head()[1]
     assert head["best_heuristic"] == "knorm"
     assert head["best_heuristic_skill"] == pytest.approx(1.0, abs=1e-4)
@@ -85,7 +86,7 @@ def test_flat_heads_have_no_best_heuristic(rankers):
     geometry = Geometry(layers=1, query_heads=2, kv_heads=2, head_dim=4)
     flat = context(torch.ones(HEADS, TOKENS))
     result = validate_rankers(rankers, [flat], geometry=geometry, heads=range(2))
-    assert result.losing_heads() == 0
+    assert result.count_losing_heads() == 0
     head = json.loads(json.dumps(result.per_head(), allow_nan=False))[0]
     assert (head["skill"], head["best_heuristic"], head["best_heuristic_skill"]) == (None,) * 3
 

@@ -24,7 +24,7 @@ def pack_threads(threads, length):
     left_out = []
     chats = pack(
         [Document(split="all", turns=tuple(turns)) for turns in threads], count_words, length,
-        lambda dialogue, tokens: left_out.append(-tokens if dialogue is None else tokens),
+        lambda _, tokens: left_out.append(tokens), lambda tokens: left_out.append(-tokens),
     )  # fmt: skip
     return list(chats), left_out
 
