@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from kvp.bounds import Positive
 from kvp.errors import UsageError
@@ -170,11 +170,11 @@ class TaskSettings:
     text: str | None = None
     data: str | None = None
     metric: str | None = None
-    tree_paths: str = "best"
+    tree_paths: Literal["best", "all"] = "best"
     depths: tuple[float, ...] | None = None
     lengths: tuple[int, ...] | None = None
     continuation_tokens: int = REPLY_TOKENS
-    measure: str = "answers"
+    measure: Literal["answers", "perplexity"] = "answers"
 
     @classmethod
     def of(cls, config: TaskConfig, **given: Any) -> TaskSettings:  # noqa: ANN401
