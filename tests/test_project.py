@@ -63,7 +63,7 @@ def test_wheel_holds_exactly_the_five_packages_and_what_they_read(tmp_path):
     assert {str(path.relative_to(ROOT)) for path in parts} <= set(wheel_names)
     web = {f"eval/report/web/page.{kind}" for kind in ("html", "css", "js")}
     typed = {f"{package}/py.typed" for package in PACKAGES}
-    assert {*web, *typed, "eval/card.jinja"} <= set(wheel_names)
+    assert {*web, *typed, "eval/card.jinja", "kvp/program/help.toml"} <= set(wheel_names)
 
 
 def test_bundled_model_stays_within_twelve_megabytes():
